@@ -136,17 +136,6 @@ static const char *text_of(const json_t *object, const char *key)
     return text != NULL ? text : "";
 }
 
-static const gr_operator_kind *find_kind(const json_t *object)
-{
-    for (size_t i = 0; gr_operator_kinds[i] != NULL; i++) {
-        if (strcmp(gr_operator_kinds[i]->api_version, text_of(object, "apiVersion")) == 0 &&
-            strcmp(gr_operator_kinds[i]->kind, text_of(object, "kind")) == 0) {
-            return gr_operator_kinds[i];
-        }
-    }
-    return NULL;
-}
-
 /* Tells what is wrong, and what is only odd. */
 static gr_status tell_events(const char *where, const json_t *events, gr_diag *diag)
 {
@@ -199,7 +188,8 @@ static gr_status plan_job(const operator_options *options, int line, json_t *job
     char where[256];
     snprintf(where, sizeof where, "%.200s:%d", strcmp(options->file, "-") ? options->file : "stdin",
              line);
-    const gr_operator_kind *kind = find_kind(job);
+    const gr_operator_kind *kind =
+        gr_operator_find_kind(gr_operator_kinds, text_of(job, "apiVersion"), text_of(job, "kind"));
     if (kind == NULL) {
         char kinds[KINDS_BYTES];
         list_kinds(kinds, sizeof kinds);

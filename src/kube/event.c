@@ -3,8 +3,8 @@
 
 #include "base/fail.h"
 #include "base/hash.h"
+#include "base/time_text.h"
 #include "kube/pace.h"
-#include "kube/time_text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -159,11 +159,11 @@ static json_t *make_event(const gr_kube_events *events, const json_t *object, co
 {
     const json_t *metadata = json_object_get(object, "metadata");
     const char *space = text_at(metadata, "namespace");
-    char name[NAME_BYTES + 32], first[GR_KUBE_TIME_BYTES], last[GR_KUBE_TIME_BYTES];
+    char name[NAME_BYTES + 32], first[GR_TIME_BYTES], last[GR_TIME_BYTES];
     snprintf(name, sizeof name, "%.*s.%016llx", NAME_BYTES, text_at(metadata, "name"),
              (unsigned long long)one->number);
-    gr_kube_time_print(one->first_us, false, first);
-    gr_kube_time_print(wall_us, false, last);
+    gr_time_print(one->first_us, false, first);
+    gr_time_print(wall_us, false, last);
     return json_pack(
         "{s:s, s:s, s:{s:s, s:s}, s:{s:s, s:s, s:s, s:s, s:s, s:s}, s:s, s:s, s:s, s:i, s:s, s:s, "
         "s:{s:s}, s:s, s:s}",

@@ -2,8 +2,8 @@
 #include "kube/lease.h"
 
 #include "base/fail.h"
+#include "base/time_text.h"
 #include "kube/pace.h"
-#include "kube/time_text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,7 +45,7 @@ json_t *gr_kube_lease_look(gr_kube_lease_view *view, const json_t *lease, const 
     const json_t *spec = json_object_get(lease, "spec");
     const char *holder = text_at(spec, "holderIdentity");
     bool is_ours = strcmp(holder, view->identity) == 0;
-    char now_text[GR_KUBE_TIME_BYTES];
+    char now_text[GR_TIME_BYTES];
     note(view, lease, now_us);
     if (!is_ours) {
         view->leads = false;
@@ -53,7 +53,7 @@ json_t *gr_kube_lease_look(gr_kube_lease_view *view, const json_t *lease, const 
             return NULL;
         }
     }
-    gr_kube_time_print(wall_us, true, now_text);
+    gr_time_print(wall_us, true, now_text);
     json_t *made = lease != NULL ? json_deep_copy(lease) : json_object();
     json_t *fresh = json_object_get(made, "spec");
     int failed = 0;

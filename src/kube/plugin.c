@@ -6,8 +6,8 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "base/hash.h"
+#include "base/time_text.h"
 #include "kube/source.h"
-#include "kube/time_text.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -238,8 +238,7 @@ static gr_status take_login(const plugin_run *run, const json_t *answer, gr_kube
     }
     login->expires_s = INT64_MAX;
     if (expires != NULL && !json_is_null(expires)) {
-        if (!json_is_string(expires) ||
-            !gr_kube_time_read(json_string_value(expires), &expires_us)) {
+        if (!json_is_string(expires) || !gr_time_read(json_string_value(expires), &expires_us)) {
             return bad_answer(run, "expirationTimestamp is no time");
         }
         login->expires_s = expires_us / 1000000;

@@ -15,10 +15,10 @@ enum { FIRST_SLOTS = 256, RESOURCES_MAX = 32 };
 static const char job_name_label[] = "training.kubeflow.org/job-name";
 
 struct gr_cache_entry {
-    gr_cache_entry *next_in_table, *next; /* of the group */
+    gr_cache_node node;
+    gr_cache_entry *next; /* of the group */
     gr_cache_group *group;
     unsigned char *packed;
-    uint64_t hash;
     uint64_t version; /* of the resource; 0: it is no number */
     uint32_t packed_bytes;
     uint32_t list; /* the last list of its resource that it was in */
@@ -26,23 +26,83 @@ struct gr_cache_entry {
     char name[];
 };
 
+typedef struct table {
+    gr_cache_node **slots;
+    size_t slot_count, count; /* slots: a power of two */
+} table;
+
 struct gr_cache {
     const gr_operator_kind *const *kinds;
     gr_cache_changed *changed;
     void *changed_arg;
     gr_packer *packer;
-    gr_cache_group **groups; /* by hash; both tables have a power of two of slots */
-    gr_cache_entry **entries;
-    size_t group_slots, group_count, entry_slots, entry_count;
+    table groups, entries;
     uint64_t newest[RESOURCES_MAX]; /* version that a list or a watch has shown */
     uint32_t lists[RESOURCES_MAX];
 };
 
-static gr_status no_memory(void)
+/* ---- Tables ---------------------------------------------------------------------------------- */
+static bool make_table(table *t)
 {
-    return GR_E_NO_MEMORY; /* the one who puts says of what */
+    *t = (table){.slots = calloc(FIRST_SLOTS, sizeof(gr_cache_node *)), .slot_count = FIRST_SLOTS};
+    return t->slots != NULL;
 }
 
+/* Where what has this hash begins. */
+static gr_cache_node **slot_of(const table *t, uint64_t hash)
+{
+    return &t->slots[hash & (t->slot_count - 1)];
+}
+
+/* The node after this one, in no order; NULL begins, and ends. */
+static gr_cache_node *next_node(const table *t, const gr_cache_node *node)
+{
+    if (node != NULL && node->next != NULL) {
+        return node->next;
+    }
+    size_t slot = node != NULL ? (node->hash & (t->slot_count - 1)) + 1 : 0;
+    while (slot < t->slot_count && t->slots[slot] == NULL) {
+        slot++;
+    }
+    return slot < t->slot_count ? t->slots[slot] : NULL;
+}
+
+static void push_node(const table *t, gr_cache_node *node)
+{
+    gr_cache_node **slot = slot_of(t, node->hash);
+    node->next = *slot;
+    *slot = node;
+}
+
+/* With no memory, a full table stays as small as it is. */
+static void put_node(table *t, gr_cache_node *node, uint64_t hash)
+{
+    table larger = {.slot_count = 2 * t->slot_count, .count = t->count};
+    if (t->count >= t->slot_count &&
+        (larger.slots = calloc(larger.slot_count, sizeof(gr_cache_node *))) != NULL) {
+        for (gr_cache_node *at = next_node(t, NULL), *next; at != NULL; at = next) {
+            next = next_node(t, at);
+            push_node(&larger, at);
+        }
+        free(t->slots);
+        *t = larger;
+    }
+    node->hash = hash;
+    push_node(t, node);
+    t->count++;
+}
+
+static void take_node(table *t, const gr_cache_node *node)
+{
+    gr_cache_node **at = slot_of(t, node->hash);
+    while (*at != node) {
+        at = &(*at)->next;
+    }
+    *at = node->next;
+    t->count--;
+}
+
+/* ---- A cache --------------------------------------------------------------------------------- */
 gr_status gr_cache_create(const gr_operator_kind *const *kinds, gr_cache_changed *changed,
                           void *changed_arg, gr_cache **cache_out, gr_diag *diag)
 {
@@ -51,15 +111,11 @@ gr_status gr_cache_create(const gr_operator_kind *const *kinds, gr_cache_changed
     if (cache == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a cache of Kubernetes objects");
     }
-    *cache = (gr_cache){.kinds = kinds,
-                        .changed = changed,
-                        .changed_arg = changed_arg,
-                        .groups = calloc(FIRST_SLOTS, sizeof(gr_cache_group *)),
-                        .entries = calloc(FIRST_SLOTS, sizeof(gr_cache_entry *)),
-                        .group_slots = FIRST_SLOTS,
-                        .entry_slots = FIRST_SLOTS};
+    cache->kinds = kinds;
+    cache->changed = changed;
+    cache->changed_arg = changed_arg;
     gr_status status =
-        cache->groups == NULL || cache->entries == NULL
+        !make_table(&cache->groups) || !make_table(&cache->entries)
             ? gr_fail(diag, GR_E_NO_MEMORY, "no memory for a cache of Kubernetes objects")
             : gr_packer_create(&cache->packer, diag);
     if (status != GR_OK) {
@@ -75,22 +131,19 @@ void gr_cache_destroy(gr_cache *cache)
     if (cache == NULL) {
         return;
     }
-    for (size_t i = 0; cache->entries != NULL && i < cache->entry_slots; i++) {
-        for (gr_cache_entry *entry = cache->entries[i], *next; entry != NULL; entry = next) {
-            next = entry->next_in_table;
-            free(entry->packed);
-            free(entry);
-        }
+    gr_cache_node *next;
+    for (gr_cache_node *at = next_node(&cache->entries, NULL); at != NULL; at = next) {
+        next = next_node(&cache->entries, at);
+        free(((gr_cache_entry *)at)->packed);
+        free(at);
     }
-    for (size_t i = 0; cache->groups != NULL && i < cache->group_slots; i++) {
-        for (gr_cache_group *group = cache->groups[i], *next; group != NULL; group = next) {
-            next = group->next_in_table;
-            free(group);
-        }
+    for (gr_cache_node *at = next_node(&cache->groups, NULL); at != NULL; at = next) {
+        next = next_node(&cache->groups, at);
+        free(at);
     }
     gr_packer_destroy(cache->packer);
-    free(cache->groups);
-    free(cache->entries);
+    free(cache->groups.slots);
+    free(cache->entries.slots);
     free(cache);
 }
 
@@ -103,32 +156,15 @@ static uint64_t hash_of(const char *space, const char *name, uint64_t seed)
 static gr_cache_group *find_group(const gr_cache *cache, const char *space, const char *name)
 {
     uint64_t hash = hash_of(space, name, RESOURCES_MAX);
-    gr_cache_group *group = cache->groups[hash & (cache->group_slots - 1)];
-    while (group != NULL && (group->hash != hash || strcmp(group->space, space) != 0 ||
-                             strcmp(group->name, name) != 0)) {
-        group = group->next_in_table;
-    }
-    return group;
-}
-
-/* With no memory, the table stays as small as it is. */
-static void grow_groups(gr_cache *cache)
-{
-    size_t slots = 2 * cache->group_slots;
-    gr_cache_group **table = calloc(slots, sizeof(gr_cache_group *));
-    if (table == NULL) {
-        return;
-    }
-    for (size_t i = 0; i < cache->group_slots; i++) {
-        for (gr_cache_group *group = cache->groups[i], *next; group != NULL; group = next) {
-            next = group->next_in_table;
-            group->next_in_table = table[group->hash & (slots - 1)];
-            table[group->hash & (slots - 1)] = group;
+    gr_cache_node *node = *slot_of(&cache->groups, hash);
+    for (; node != NULL; node = node->next) {
+        gr_cache_group *group = (gr_cache_group *)node;
+        if (node->hash == hash && strcmp(group->space, space) == 0 &&
+            strcmp(group->name, name) == 0) {
+            return group;
         }
     }
-    free(cache->groups);
-    cache->groups = table;
-    cache->group_slots = slots;
+    return NULL;
 }
 
 /* Found or made; NULL: no memory. */
@@ -138,9 +174,6 @@ static gr_cache_group *need_group(gr_cache *cache, const char *space, const char
     if (group != NULL) {
         return group;
     }
-    if (cache->group_count >= cache->group_slots) {
-        grow_groups(cache);
-    }
     size_t space_bytes = strlen(space) + 1, name_bytes = strlen(name) + 1;
     group = calloc(1, sizeof *group + space_bytes + name_bytes);
     if (group == NULL) {
@@ -148,11 +181,7 @@ static gr_cache_group *need_group(gr_cache *cache, const char *space, const char
     }
     memcpy(group->space, space, space_bytes);
     group->name = memcpy(group->space + space_bytes, name, name_bytes);
-    group->hash = hash_of(space, name, RESOURCES_MAX);
-    gr_cache_group **slot = &cache->groups[group->hash & (cache->group_slots - 1)];
-    group->next_in_table = *slot;
-    *slot = group;
-    cache->group_count++;
+    put_node(&cache->groups, &group->node, hash_of(space, name, RESOURCES_MAX));
     return group;
 }
 
@@ -161,25 +190,13 @@ void gr_cache_tidy(gr_cache *cache, gr_cache_group *group)
     if (group->entries != NULL || group->jobs != NULL) {
         return;
     }
-    gr_cache_group **at = &cache->groups[group->hash & (cache->group_slots - 1)];
-    while (*at != group) {
-        at = &(*at)->next_in_table;
-    }
-    *at = group->next_in_table;
-    cache->group_count--;
+    take_node(&cache->groups, &group->node);
     free(group);
 }
 
 gr_cache_group *gr_cache_next_group(const gr_cache *cache, const gr_cache_group *group)
 {
-    if (group != NULL && group->next_in_table != NULL) {
-        return group->next_in_table;
-    }
-    size_t slot = group != NULL ? (group->hash & (cache->group_slots - 1)) + 1 : 0;
-    while (slot < cache->group_slots && cache->groups[slot] == NULL) {
-        slot++;
-    }
-    return slot < cache->group_slots ? cache->groups[slot] : NULL;
+    return (gr_cache_group *)next_node(&cache->groups, group != NULL ? &group->node : NULL);
 }
 
 /* ---- Entries --------------------------------------------------------------------------------- */
@@ -187,40 +204,20 @@ static gr_cache_entry *find_entry(const gr_cache *cache, size_t resource, const 
                                   const char *name)
 {
     uint64_t hash = hash_of(space, name, resource);
-    gr_cache_entry *entry = cache->entries[hash & (cache->entry_slots - 1)];
-    while (entry != NULL &&
-           (entry->hash != hash || entry->resource != resource || strcmp(entry->name, name) != 0 ||
-            strcmp(entry->group->space, space) != 0)) {
-        entry = entry->next_in_table;
-    }
-    return entry;
-}
-
-static void grow_entries(gr_cache *cache)
-{
-    size_t slots = 2 * cache->entry_slots;
-    gr_cache_entry **table = calloc(slots, sizeof(gr_cache_entry *));
-    if (table == NULL) {
-        return;
-    }
-    for (size_t i = 0; i < cache->entry_slots; i++) {
-        for (gr_cache_entry *entry = cache->entries[i], *next; entry != NULL; entry = next) {
-            next = entry->next_in_table;
-            entry->next_in_table = table[entry->hash & (slots - 1)];
-            table[entry->hash & (slots - 1)] = entry;
+    gr_cache_node *node = *slot_of(&cache->entries, hash);
+    for (; node != NULL; node = node->next) {
+        gr_cache_entry *entry = (gr_cache_entry *)node;
+        if (node->hash == hash && entry->resource == resource && strcmp(entry->name, name) == 0 &&
+            strcmp(entry->group->space, space) == 0) {
+            return entry;
         }
     }
-    free(cache->entries);
-    cache->entries = table;
-    cache->entry_slots = slots;
+    return NULL;
 }
 
 static gr_cache_entry *add_entry(gr_cache *cache, size_t resource, gr_cache_group *group,
                                  const char *name)
 {
-    if (cache->entry_count >= cache->entry_slots) {
-        grow_entries(cache);
-    }
     size_t name_bytes = strlen(name) + 1;
     gr_cache_entry *entry = calloc(1, sizeof *entry + name_bytes);
     if (entry == NULL) {
@@ -228,11 +225,7 @@ static gr_cache_entry *add_entry(gr_cache *cache, size_t resource, gr_cache_grou
     }
     memcpy(entry->name, name, name_bytes);
     entry->resource = (uint16_t)resource;
-    entry->hash = hash_of(group->space, name, resource);
-    gr_cache_entry **slot = &cache->entries[entry->hash & (cache->entry_slots - 1)];
-    entry->next_in_table = *slot;
-    *slot = entry;
-    cache->entry_count++;
+    put_node(&cache->entries, &entry->node, hash_of(group->space, name, resource));
     entry->group = group;
     entry->next = group->entries;
     group->entries = entry;
@@ -242,17 +235,12 @@ static gr_cache_entry *add_entry(gr_cache *cache, size_t resource, gr_cache_grou
 /* Takes it out of table and group, and frees it. */
 static void free_entry(gr_cache *cache, gr_cache_entry *entry)
 {
-    gr_cache_entry **at = &cache->entries[entry->hash & (cache->entry_slots - 1)];
-    while (*at != entry) {
-        at = &(*at)->next_in_table;
-    }
-    *at = entry->next_in_table;
-    at = &entry->group->entries;
+    take_node(&cache->entries, &entry->node);
+    gr_cache_entry **at = &entry->group->entries;
     while (*at != entry) {
         at = &(*at)->next;
     }
     *at = entry->next;
-    cache->entry_count--;
     free(entry->packed);
     free(entry);
 }
@@ -262,11 +250,8 @@ static gr_status drop_entry(gr_cache *cache, gr_cache_entry *entry)
 {
     gr_cache_group *group = entry->group;
     size_t resource = entry->resource;
-    char name[512];
-    strncpy(name, entry->name, sizeof name - 1);
-    name[sizeof name - 1] = '\0';
     free_entry(cache, entry);
-    gr_status status = cache->changed(cache->changed_arg, group, resource, name, false);
+    gr_status status = cache->changed(cache->changed_arg, group, resource, false);
     gr_cache_tidy(cache, group);
     return status;
 }
@@ -299,10 +284,10 @@ static const char *job_of(const gr_cache *cache, const json_t *object)
     const json_t *owner;
     json_array_foreach(gr_object_at(object, "metadata.ownerReferences"), i, owner)
     {
-        for (size_t k = 0; gr_object_true(owner, "controller") && cache->kinds[k] != NULL; k++) {
-            if (gr_object_is(owner, cache->kinds[k]->api_version, cache->kinds[k]->kind)) {
-                return gr_object_text(owner, "name");
-            }
+        if (gr_object_true(owner, "controller") &&
+            gr_operator_find_kind(cache->kinds, gr_object_text(owner, "apiVersion"),
+                                  gr_object_text(owner, "kind")) != NULL) {
+            return gr_object_text(owner, "name");
         }
     }
     return label_of(object, job_name_label);
@@ -324,7 +309,7 @@ static gr_status fill_entry(gr_cache *cache, gr_cache_entry *entry, const json_t
         trimmed != NULL ? gr_pack(cache->packer, trimmed, &size_bytes) : NULL;
     json_decref(trimmed);
     if (packed == NULL) {
-        return no_memory();
+        return GR_E_NO_MEMORY;
     }
     *is_same_out =
         entry->packed_bytes == size_bytes && memcmp(entry->packed, packed, size_bytes) == 0;
@@ -333,7 +318,7 @@ static gr_status fill_entry(gr_cache *cache, gr_cache_entry *entry, const json_t
     }
     unsigned char *copy = malloc(size_bytes);
     if (copy == NULL) {
-        return no_memory();
+        return GR_E_NO_MEMORY;
     }
     free(entry->packed);
     entry->packed = memcpy(copy, packed, size_bytes);
@@ -359,7 +344,7 @@ static gr_status put_entry(gr_cache *cache, size_t resource, const json_t *objec
     bool is_same = false;
     if (entry == NULL) {
         gr_cache_tidy(cache, group);
-        return no_memory();
+        return GR_E_NO_MEMORY;
     }
     gr_status status = fill_entry(cache, entry, object, &is_same);
     if (status != GR_OK) {
@@ -369,7 +354,7 @@ static gr_status put_entry(gr_cache *cache, size_t resource, const json_t *objec
     }
     entry->version = version_of(object);
     entry->list = source == GR_FROM_LIST ? cache->lists[resource] : entry->list;
-    return is_same ? GR_OK : cache->changed(cache->changed_arg, group, resource, name, true);
+    return is_same ? GR_OK : cache->changed(cache->changed_arg, group, resource, true);
 }
 
 gr_status gr_cache_put(gr_cache *cache, size_t resource, const json_t *object,
@@ -398,7 +383,8 @@ gr_status gr_cache_put(gr_cache *cache, size_t resource, const json_t *object,
         return GR_OK;
     }
     gr_cache_group *group = need_group(cache, space, job);
-    return group != NULL ? put_entry(cache, resource, object, source, group, entry) : no_memory();
+    return group != NULL ? put_entry(cache, resource, object, source, group, entry)
+                         : GR_E_NO_MEMORY;
 }
 
 gr_status gr_cache_remove(gr_cache *cache, size_t resource, const json_t *object)
@@ -427,15 +413,15 @@ gr_status gr_cache_end_list(gr_cache *cache, size_t resource, const char *versio
     if (newest > cache->newest[resource]) { /* what is gone by now is not in the list */
         cache->newest[resource] = newest;
     }
-    for (size_t i = 0; i < cache->entry_slots; i++) {
-        for (gr_cache_entry *entry = cache->entries[i], *next; entry != NULL; entry = next) {
-            next = entry->next_in_table;
-            if (entry->resource == resource && entry->list != cache->lists[resource] &&
-                (newest == 0 || entry->version <= newest)) {
-                gr_status status = drop_entry(cache, entry);
-                if (status != GR_OK) {
-                    return status;
-                }
+    gr_cache_node *next;
+    for (gr_cache_node *at = next_node(&cache->entries, NULL); at != NULL; at = next) {
+        gr_cache_entry *entry = (gr_cache_entry *)at;
+        next = next_node(&cache->entries, at);
+        if (entry->resource == resource && entry->list != cache->lists[resource] &&
+            (newest == 0 || entry->version <= newest)) {
+            gr_status status = drop_entry(cache, entry);
+            if (status != GR_OK) {
+                return status;
             }
         }
     }

@@ -14,19 +14,24 @@ typedef struct gr_cache gr_cache;
 typedef struct gr_cache_entry gr_cache_entry;
 typedef struct gr_controller_job gr_controller_job;
 
+/* What stands in a hash table: the first member of whatever it is. */
+typedef struct gr_cache_node {
+    struct gr_cache_node *next;
+    uint64_t hash;
+} gr_cache_node;
+
 typedef struct gr_cache_group {
-    struct gr_cache_group *next_in_table;
+    gr_cache_node node;
     gr_cache_entry *entries;
     gr_controller_job *jobs; /* of the controller; a group with jobs or entries stays */
-    uint64_t hash;
-    const char *name; /* in `space`, behind its zero */
+    const char *name;        /* in `space`, behind its zero */
     char space[];
 } gr_cache_group;
 
 /* Told of each change, while the group is as it is after it. `resource` is an index of
  * gr_operator_resources; `is_there` says whether the object is there now. */
 typedef gr_status gr_cache_changed(void *changed_arg, gr_cache_group *group, size_t resource,
-                                   const char *name, bool is_there);
+                                   bool is_there);
 
 gr_status gr_cache_create(const gr_operator_kind *const *kinds, gr_cache_changed *changed,
                           void *changed_arg, gr_cache **cache_out, gr_diag *diag) GR_MUST_CHECK;

@@ -15,15 +15,14 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/time_text.h"
 #include "operator/cache.h"
 #include "operator/metrics.h"
 #include "operator/object.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define RETRY_MIN_US INT64_C(5000)
 #define RETRY_MAX_US INT64_C(1000000000)
@@ -228,16 +227,12 @@ static gr_controller_job *add_job(gr_controller *c, gr_cache_group *group, size_
         return NULL;
     }
     const gr_operator_resource *row = &gr_operator_resources[resource];
-    const gr_operator_kind *const *kind = c->config.kinds;
-    while (strcmp((*kind)->kind, row->kind) != 0 ||
-           strcmp((*kind)->api_version, row->api_version) != 0) {
-        kind++;
-    }
-    *job = (gr_controller_job){.next = group->jobs,
-                               .group = group,
-                               .kind = *kind,
-                               .resource = resource,
-                               .queue_index = NOT_QUEUED};
+    *job = (gr_controller_job){
+        .next = group->jobs,
+        .group = group,
+        .kind = gr_operator_find_kind(c->config.kinds, row->api_version, row->kind),
+        .resource = resource,
+        .queue_index = NOT_QUEUED};
     group->jobs = job;
     return job;
 }
@@ -257,11 +252,9 @@ static void free_job(gr_controller *c, gr_controller_job *job)
 }
 
 /* A gr_cache_changed. */
-static gr_status changed(void *changed_arg, gr_cache_group *group, size_t resource,
-                         const char *name, bool is_there)
+static gr_status changed(void *changed_arg, gr_cache_group *group, size_t resource, bool is_there)
 {
     gr_controller *c = changed_arg;
-    (void)name;
     gr_controller_job *job = group->jobs;
     if (!gr_operator_resources[resource].is_job) {
         gr_status status = GR_OK;
@@ -338,11 +331,8 @@ void gr_controller_destroy(gr_controller *controller)
 bool gr_controller_uses(const gr_controller *controller, size_t resource)
 {
     const gr_operator_resource *row = &gr_operator_resources[resource];
-    bool is_known = !row->is_job;
-    for (size_t i = 0; controller->config.kinds[i] != NULL; i++) {
-        is_known |= strcmp(controller->config.kinds[i]->kind, row->kind) == 0 &&
-                    strcmp(controller->config.kinds[i]->api_version, row->api_version) == 0;
-    }
+    bool is_known = !row->is_job || gr_operator_find_kind(controller->config.kinds,
+                                                          row->api_version, row->kind) != NULL;
     return is_known && gr_operator_resource_used(row, controller->config.gang_scheduler);
 }
 
@@ -460,13 +450,8 @@ static gr_status complete_look(gr_controller *c, gr_controller_job *job)
 
 static gr_status look(gr_controller *c, gr_controller_job *job, int64_t wall_s, gr_diag *diag)
 {
-    char now[32];
-    time_t seconds = (time_t)wall_s;
-    struct tm parts;
-    if (gmtime_r(&seconds, &parts) == NULL ||
-        strftime(now, sizeof now, "%Y-%m-%dT%H:%M:%SZ", &parts) == 0) {
-        return gr_fail(diag, GR_E_INVALID, "the time %" PRId64 " s has no date", wall_s);
-    }
+    char now[GR_TIME_BYTES];
+    gr_time_print(wall_s * US_PER_S, false, now);
     json_t *object = gr_cache_get(c->cache, job->group, job->resource, job->group->name);
     json_t *objects = gr_cache_objects(c->cache, job->group);
     gr_operator_view view = {.job = object,

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "operator/object.h"
 
+#include "base/time_text.h"
+
 #include <string.h>
-#include <time.h>
 
 json_t *gr_object_at(const json_t *object, const char *path)
 {
@@ -43,10 +44,10 @@ bool gr_object_is_text(const json_t *object, const char *path, const char *text)
 
 bool gr_object_time(const char *text, int64_t *seconds_out)
 {
-    struct tm time = {0};
-    const char *end = text != NULL ? strptime(text, "%Y-%m-%dT%H:%M:%S", &time) : NULL;
-    *seconds_out = end != NULL ? (int64_t)timegm(&time) : 0;
-    return end != NULL && strcmp(end, "Z") == 0;
+    int64_t time_us = 0;
+    bool is_time = text != NULL && gr_time_read(text, &time_us);
+    *seconds_out = time_us / 1000000;
+    return is_time;
 }
 
 static bool same(const char *a, const char *b)

@@ -11,6 +11,17 @@
 const gr_operator_kind *const gr_operator_kinds[] = {&gr_mpijob_v2, &gr_mpijob_v1,
                                                      &gr_pytorchjob_v1, &gr_tfjob_v1, NULL};
 
+const gr_operator_kind *gr_operator_find_kind(const gr_operator_kind *const *kinds,
+                                              const char *api_version, const char *kind)
+{
+    while (*kinds != NULL &&
+           (api_version == NULL || kind == NULL ||
+            strcmp((*kinds)->api_version, api_version) != 0 || strcmp((*kinds)->kind, kind) != 0)) {
+        kinds++;
+    }
+    return *kinds;
+}
+
 void gr_operator_result_fini(gr_operator_result *result)
 {
     json_decref(result->writes);

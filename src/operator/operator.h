@@ -73,6 +73,9 @@ bool gr_operator_unknown_field(const gr_operator_kind *kind, const json_t *job,
                                char sentence_out[GR_EVENT_BYTES]);
 
 extern const gr_operator_kind *const gr_operator_kinds[]; /* ends with NULL */
+/* The one of `kinds` (ends with NULL) that an object with these texts has; NULL: there is none. */
+const gr_operator_kind *gr_operator_find_kind(const gr_operator_kind *const *kinds,
+                                              const char *api_version, const char *kind);
 extern const gr_operator_kind gr_mpijob_v1, gr_mpijob_v2, gr_pytorchjob_v1, gr_tfjob_v1;
 
 #endif

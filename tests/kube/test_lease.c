@@ -3,8 +3,8 @@
 /* Leader election by the rules alone: candidates, one Lease, and clocks of the test's. */
 
 #include "base/support_base.h"
+#include "base/time_text.h"
 #include "kube/lease.h"
-#include "kube/time_text.h"
 
 #include <stdio.h>
 #include <stdlib.h>

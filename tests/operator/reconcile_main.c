@@ -7,7 +7,6 @@
 #include "operator/operator.h"
 
 #include <stdio.h>
-#include <string.h>
 
 static const char *text_of(const json_t *view, const char *key)
 {
@@ -18,17 +17,6 @@ static const char *text_of(const json_t *view, const char *key)
 static json_t *given_key(void *view)
 {
     return json_deep_copy(json_object_get(view, "ssh_key"));
-}
-
-static const gr_operator_kind *find(const json_t *job)
-{
-    for (size_t i = 0; gr_operator_kinds[i] != NULL; i++) {
-        if (strcmp(gr_operator_kinds[i]->kind, text_of(job, "kind")) == 0 &&
-            strcmp(gr_operator_kinds[i]->api_version, text_of(job, "apiVersion")) == 0) {
-            return gr_operator_kinds[i];
-        }
-    }
-    return NULL;
 }
 
 int main(void)
@@ -44,7 +32,8 @@ int main(void)
                                  .ssh_key_arg = given};
         gr_operator_result result = {0};
         gr_diag diag = {0};
-        const gr_operator_kind *kind = find(view.job);
+        const gr_operator_kind *kind = gr_operator_find_kind(
+            gr_operator_kinds, text_of(view.job, "apiVersion"), text_of(view.job, "kind"));
         if (kind == NULL || kind->reconcile(&view, &result, &diag) != GR_OK) {
             fprintf(stderr, "%s\n", kind != NULL ? diag.text : "there is no such kind");
             return 1;

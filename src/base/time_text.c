@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "kube/time_text.h"
+#include "base/time_text.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -28,7 +28,7 @@ static int two(const char *text)
     return (text[0] - '0') * 10 + text[1] - '0';
 }
 
-bool gr_kube_time_read(const char *text, int64_t *time_us_out)
+bool gr_time_read(const char *text, int64_t *time_us_out)
 {
     if (!matches(text, "0000-00-00T00:00:00")) {
         return false;
@@ -63,16 +63,16 @@ bool gr_kube_time_read(const char *text, int64_t *time_us_out)
     return in_range && *text == '\0';
 }
 
-void gr_kube_time_print(int64_t time_us, bool micro, char text_out[GR_KUBE_TIME_BYTES])
+void gr_time_print(int64_t time_us, bool micro, char text_out[GR_TIME_BYTES])
 {
     int64_t part_us = (time_us % SECOND_US + SECOND_US) % SECOND_US;
     time_t seconds = (time_t)((time_us - part_us) / SECOND_US);
     struct tm parts = {0};
     gmtime_r(&seconds, &parts);
-    size_t used = strftime(text_out, GR_KUBE_TIME_BYTES, "%Y-%m-%dT%H:%M:%S", &parts);
+    size_t used = strftime(text_out, GR_TIME_BYTES, "%Y-%m-%dT%H:%M:%S", &parts);
     if (micro) {
-        snprintf(text_out + used, GR_KUBE_TIME_BYTES - used, ".%06dZ", (int)part_us);
+        snprintf(text_out + used, GR_TIME_BYTES - used, ".%06dZ", (int)part_us);
     } else {
-        snprintf(text_out + used, GR_KUBE_TIME_BYTES - used, "Z");
+        snprintf(text_out + used, GR_TIME_BYTES - used, "Z");
     }
 }
