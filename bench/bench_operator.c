@@ -41,10 +41,10 @@ static json_t *make_job(int number, int workers)
     snprintf(name, sizeof name, "train-%d", number);
     snprintf(uid, sizeof uid, "%08x-5bd1-4e1c-9a3f-%012x", (unsigned)number * 2654435761U,
              (unsigned)number * 40503U);
-    json_t *container = json_pack("{s:[{s:s, s:s, s:[s, s, s], s:{s:{s:s, s:s}}}]}", "containers",
-                                  "name", "main", "image", "registry.example.com/team/train:1.4",
-                                  "args", "python3", "/work/train.py", "--epochs=10", "resources",
-                                  "requests", "cpu", "4", "memory", "8Gi");
+    json_t *container =
+        json_pack("{s:[{s:s, s:s, s:[s, s, s], s:{s:{s:s, s:s}}}]}", "containers", "name", "main",
+                  "image", "registry.example.com/team/train:1.4", "args", "python3", "train.py",
+                  "--epochs=10", "resources", "requests", "cpu", "4", "memory", "8Gi");
     json_t *job =
         json_pack("{s:s, s:s, s:{s:s, s:s, s:s, s:s}, s:{s:{s:{s:{s:O}}, s:{s:i, s:{s:O}}}}}",
                   "apiVersion", "kubeflow.org/v2beta1", "kind", "MPIJob", "metadata", "name", name,

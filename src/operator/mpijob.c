@@ -212,7 +212,7 @@ static void warn(gr_mpijob *m)
 {
     static const char *const roles[] = {"Launcher", "Worker"};
     const char *policy = gr_object_text(m->look.job, "spec.launcherCreationPolicy");
-    const char *gang = m->look.view->gang_scheduler;
+    const char *gang_scheduler = m->look.view->gang_scheduler;
     char message[GR_EVENT_BYTES];
     if (policy == NULL ||
         (strcmp(policy, "AtStartup") != 0 && strcmp(policy, "WaitForWorkersReady") != 0)) {
@@ -220,15 +220,15 @@ static void warn(gr_mpijob *m)
                       "spec.launcherCreationPolicy is neither AtStartup nor "
                       "WaitForWorkersReady: the launcher waits for the workers");
     }
-    for (size_t i = 0; gang[0] != '\0' && i < sizeof roles / sizeof roles[0]; i++) {
+    for (size_t i = 0; gang_scheduler[0] != '\0' && i < sizeof roles / sizeof roles[0]; i++) {
         const json_t *spec =
             json_object_get(gr_object_at(m->look.job, "spec.mpiReplicaSpecs"), roles[i]);
         const char *scheduler = gr_object_text(spec, "template.spec.schedulerName");
-        if (scheduler != NULL && strcmp(scheduler, gang) != 0) {
+        if (scheduler != NULL && strcmp(scheduler, gang_scheduler) != 0) {
             snprintf(message, sizeof message,
                      "schedulerName %.253s of %s is replaced by %.253s, which places all pods of "
                      "the job together",
-                     scheduler, roles[i], gang);
+                     scheduler, roles[i], gang_scheduler);
             gr_look_event(&m->look, "Warning", "SchedulerNameReplaced", message);
         }
     }

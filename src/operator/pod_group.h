@@ -2,8 +2,8 @@
 #ifndef GR_OPERATOR_POD_GROUP_H
 #define GR_OPERATOR_POD_GROUP_H
 
-/* The PodGroup of a job, by which a gang scheduler places all of its pods or none: that of volcano,
- * or that of scheduler-plugins. Only with a gang scheduler. */
+/* The PodGroup of a job, by which a scheduler places all of its pods or none: that of volcano, or
+ * that of scheduler-plugins. Only with a gang_scheduler. */
 
 #include "operator/look.h"
 

@@ -23,15 +23,15 @@ const gr_operator_resource gr_operator_resources[] = {
     {.api_version = "scheduling.volcano.sh/v1beta1",
      .kind = "PodGroup",
      .plural = "podgroups",
-     .gang = "volcano"},
+     .gang_scheduler = "volcano"},
     {.api_version = "scheduling.x-k8s.io/v1alpha1",
      .kind = "PodGroup",
      .plural = "podgroups",
-     .gang = "*"},
+     .gang_scheduler = "*"},
     {.api_version = "scheduling.k8s.io/v1",
      .kind = "PriorityClass",
      .plural = "priorityclasses",
-     .gang = "volcano",
+     .gang_scheduler = "volcano",
      .is_global = true},
     {.kind = NULL},
 };
@@ -52,13 +52,13 @@ size_t gr_operator_resource_find(const char *api_version, const char *kind)
 
 bool gr_operator_resource_used(const gr_operator_resource *resource, const char *gang_scheduler)
 {
-    const char *gang = resource->gang;
-    if (gang == NULL) {
+    const char *only = resource->gang_scheduler;
+    if (only == NULL) {
         return true;
     }
-    return strcmp(gang, "*") == 0
+    return strcmp(only, "*") == 0
                ? gang_scheduler[0] != '\0' && strcmp(gang_scheduler, "volcano") != 0
-               : strcmp(gang, gang_scheduler) == 0;
+               : strcmp(only, gang_scheduler) == 0;
 }
 
 /* A map of those of the keys that are there. */

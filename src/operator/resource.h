@@ -16,9 +16,9 @@ typedef enum gr_trim {
 
 typedef struct gr_operator_resource {
     const char *api_version, *kind;
-    const char *plural;   /* in the paths of the API */
-    const char *selector; /* a label that all objects of jobs have; NULL: none */
-    const char *gang; /* read only with this gang scheduler, "*": with any other; NULL: always */
+    const char *plural;         /* in the paths of the API */
+    const char *selector;       /* a label that all objects of jobs have; NULL: none */
+    const char *gang_scheduler; /* read only with this one, "*": with any other; NULL: always */
     gr_trim trim;
     bool is_global; /* belongs to no namespace */
     bool is_job;    /* of one of gr_operator_kinds */
@@ -29,7 +29,7 @@ extern const size_t gr_operator_resource_count;
 
 /* The index of a resource; gr_operator_resource_count: there is none. */
 size_t gr_operator_resource_find(const char *api_version, const char *kind);
-/* Is it read where this is the gang scheduler ("": none)? */
+/* Is it read where this is the operator's gang_scheduler ("": none)? */
 bool gr_operator_resource_used(const gr_operator_resource *resource, const char *gang_scheduler);
 /* What of an object is kept, without apiVersion, kind and namespace; it shares values with it.
  * NULL: no memory. */

@@ -366,7 +366,7 @@ static bool reaches_limit(gr_training *t)
 /* ---- Pods ------------------------------------------------------------------------------------ */
 /* The first pods wait until volcano has taken the group up; later ones do not, so that a job that
  * grows goes on. */
-static bool waits_for_gang(gr_training *t)
+static bool waits_for_pod_group(gr_training *t)
 {
     if (t->look.view->gang_scheduler[0] == '\0') {
         return false;
@@ -588,7 +588,7 @@ static void look(gr_training *t)
         return;
     }
     resume(t);
-    if (!reaches_limit(t) && !waits_for_gang(t)) {
+    if (!reaches_limit(t) && !waits_for_pod_group(t)) {
         keep_objects(t);
     }
 }

@@ -74,17 +74,17 @@ static json_t *new_metadata(gr_training *t, const gr_training_role *role, int64_
     return gr_look_metadata(&t->look, name);
 }
 
-/* ---- Gang scheduling ------------------------------------------------------------------------- */
+/* ---- Scheduling as a group ------------------------------------------------------------------- */
 static void join_pod_group(gr_training *t, const gr_training_role *role, json_t *pod)
 {
-    const char *gang = t->look.view->gang_scheduler;
+    const char *gang_scheduler = t->look.view->gang_scheduler;
     json_t *spec = json_object_get(pod, "spec");
-    if (gang[0] == '\0') {
+    if (gang_scheduler[0] == '\0') {
         return;
     }
     for (size_t i = 0; i < t->role_count; i++) {
         const char *scheduler = gr_object_text(t->roles[i].template, "spec.schedulerName");
-        if (scheduler != NULL && scheduler[0] != '\0' && strcmp(scheduler, gang) != 0) {
+        if (scheduler != NULL && scheduler[0] != '\0' && strcmp(scheduler, gang_scheduler) != 0) {
             gr_look_event(&t->look, "Warning", "SettedPodTemplateSchedulerName",
                           "Another scheduler is specified when gang-scheduling is enabled and it "
                           "will not be overwritten");
@@ -96,7 +96,7 @@ static void join_pod_group(gr_training *t, const gr_training_role *role, json_t 
         gr_object_put_text(gr_object_at(pod, "metadata.annotations"), "volcano.sh/task-spec",
                            role->label, &t->look.no_memory);
     }
-    gr_object_put_default(spec, "schedulerName", json_string(gang), &t->look.no_memory);
+    gr_object_put_default(spec, "schedulerName", json_string(gang_scheduler), &t->look.no_memory);
 }
 
 typedef struct counted_role {

@@ -189,8 +189,8 @@ class Cluster:
                 self.replace(thing, status_alone=verb == "status")
         return len(result["writes"])
 
-    def sleep(self, seconds, kind, name):
-        """Time passes; looks if the operator asked for it."""
+    def pass_time(self, seconds, kind, name):
+        """The cluster's clock goes on; looks if the operator asked for it."""
         self.now += datetime.timedelta(seconds=seconds)
         if self.again_at and self.now >= self.again_at:
             self.settle(kind, name)

@@ -93,7 +93,7 @@ class Life:
         elif what == "spec":
             self.change_spec()
         elif what == "clock":
-            self.cluster.sleep(self.pick(1, 5, 50), self.kind, "job")
+            self.cluster.pass_time(self.pick(1, 5, 50), self.kind, "job")
         elif self.cluster.get("PodGroup", "job"):
             self.cluster.get("PodGroup", "job")["status"] = {"phase": self.pick("Inqueue",
                                                                                 "Pending")}

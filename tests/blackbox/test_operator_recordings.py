@@ -121,12 +121,12 @@ class Replay:
         self.manifest = documents(files["0-manifest.yaml"])[-1]
         self.name, self.kind = self.manifest["metadata"]["name"], self.manifest["kind"]
         self.is_training = self.manifest["apiVersion"] == "kubeflow.org/v1"  # training-operator's
-        gang = re.search(r"-(volcano|scheduler-plugins)/", name)
+        scheduler = re.search(r"-(volcano|scheduler-plugins)/", name)
         self.cluster = kube_double.Cluster(BUILD / "tests" / "operator_reconcile",
-                                           self.gang_of_recording() if gang else "")
+                                           self.gang_scheduler() if scheduler else "")
         self.space = "g-" + re.sub(r"[^a-z0-9]+", "-", name.split("/")[1].lower())[:50]
 
-    def gang_of_recording(self):
+    def gang_scheduler(self):
         """The name that the operator was started with: it stands in the pods."""
         for thing in self.recorded_all():
             if thing["kind"] == "Pod" and self.is_training:
@@ -275,7 +275,7 @@ class Replay:
             elif step in ("end", "restart"):
                 getattr(self, step)(*rest.split())
             elif step == "sleep":
-                self.cluster.sleep(float(rest), self.kind, self.name)
+                self.cluster.pass_time(float(rest), self.kind, self.name)
             elif step == "delete":
                 self.delete()
             elif step == "snap":

@@ -207,12 +207,34 @@ static inline void assert_json(const json_t *value, const char *expected)
     json_decref(other);
 }
 
+/* All pods that there are to be run. */
+static inline void run_all_pods(cluster *c)
+{
+    size_t i;
+    json_t *object;
+    settle(c);
+    json_array_foreach(c->objects, i, object)
+    {
+        if (strcmp(gr_object_text(object, "kind"), "Pod") == 0) {
+            set(object, "status.phase", "'Running'");
+        }
+    }
+    settle(c);
+}
+
 /* ---- Memory ---------------------------------------------------------------------------------- */
 static long allocations_left;
 
 static inline void *allocate(size_t size_bytes)
 {
     return allocations_left-- > 0 ? malloc(size_bytes) : NULL;
+}
+
+/* Before the cluster of assert_memory_missing_anywhere_told is opened. */
+static inline void count_allocations(void)
+{
+    allocations_left = 1000000;
+    json_set_alloc_funcs(allocate, free);
 }
 
 /* Looks with so much memory; returns whether it was enough. */
@@ -241,8 +263,7 @@ static inline bool look_with(cluster *c, long allocations, const json_t *expecte
     return was_enough;
 }
 
-/* One look at this cluster, with ever more memory; closes it. Call it after
- * json_set_alloc_funcs(allocate, free). */
+/* One look at this cluster, with ever more memory; closes it. */
 static inline void assert_memory_missing_anywhere_told(cluster *c)
 {
     look(c);

@@ -525,8 +525,7 @@ static void pod_group_of_scheduler_plugins_joined_by_label(void **state)
 static void memory_missing_anywhere_told_and_nothing_half_made(void **state)
 {
     (void)state;
-    allocations_left = 1000000;
-    json_set_alloc_funcs(allocate, free);
+    count_allocations();
     cluster c;
     open_cluster(&c, 1);
     c.gang_scheduler = "volcano";

@@ -26,20 +26,6 @@ static void open_cluster(cluster *c, int workers)
     set(c->job, "spec.mpiReplicaSpecs.Worker.replicas", count);
 }
 
-static void run_all(cluster *c)
-{
-    size_t i;
-    json_t *object;
-    settle(c);
-    json_array_foreach(c->objects, i, object)
-    {
-        if (strcmp(gr_object_text(object, "kind"), "Pod") == 0) {
-            set(object, "status.phase", "'Running'");
-        }
-    }
-    settle(c);
-}
-
 static void job_new_rights_config_and_pods(void **state)
 {
     (void)state;
@@ -69,7 +55,7 @@ static void job_running_looked_at_again_no_more_writes(void **state)
     (void)state;
     cluster c;
     open_cluster(&c, 12);
-    run_all(&c);
+    run_all_pods(&c);
     assert_conditions(&c, "Created=True(MPIJobCreated) Running=True(MPIJobRunning)");
     json_t *data = gr_object_at(find(&c, "ConfigMap", "train-config"), "data");
     const char *hosts = json_string_value(json_object_get(data, "discover_hosts.sh"));
@@ -85,7 +71,7 @@ static void workers_fewer_pods_and_rights_follow(void **state)
     (void)state;
     cluster c;
     open_cluster(&c, 3);
-    run_all(&c);
+    run_all_pods(&c);
     set(c.job, "spec.mpiReplicaSpecs.Worker.replicas", "1");
     settle(&c);
     assert_null(find(&c, "Pod", "train-worker-2"));
@@ -135,7 +121,7 @@ static void launcher_done_job_done_workers_go_config_stays(void **state)
     cluster c;
     open_cluster(&c, 2);
     set(c.job, "spec.cleanPodPolicy", "'Running'");
-    run_all(&c);
+    run_all_pods(&c);
     set_phase(&c, "train-launcher", "Succeeded");
     settle(&c);
     assert_conditions(&c, "Created=True(MPIJobCreated) Running=False(MPIJobRunning) "
@@ -154,7 +140,7 @@ static void launcher_failed_made_anew_by_exit_code_alone(void **state)
         cluster c;
         open_cluster(&c, 1);
         set(c.job, "spec.mpiReplicaSpecs.Launcher.restartPolicy", policies[i]);
-        run_all(&c);
+        run_all_pods(&c);
         set_phase(&c, "train-launcher", "Failed");
         settle(&c);
         bool has_failed = gr_object_holds(gr_object_at(c.job, "status.conditions"), "Failed");
@@ -181,8 +167,7 @@ static void job_without_launcher_refused(void **state)
 static void memory_missing_anywhere_told_and_nothing_half_made(void **state)
 {
     (void)state;
-    allocations_left = 1000000;
-    json_set_alloc_funcs(allocate, free);
+    count_allocations();
     cluster c;
     open_cluster(&c, 1);
     c.gang_scheduler = "together";

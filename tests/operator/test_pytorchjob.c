@@ -29,20 +29,6 @@ static void open_cluster(cluster *c, int workers)
     set(c->job, WORKER "replicas", count);
 }
 
-static void run_all(cluster *c)
-{
-    size_t i;
-    json_t *object;
-    settle(c);
-    json_array_foreach(c->objects, i, object)
-    {
-        if (strcmp(gr_object_text(object, "kind"), "Pod") == 0) {
-            set(object, "status.phase", "'Running'");
-        }
-    }
-    settle(c);
-}
-
 static void end_pod(cluster *c, const char *pod, int code)
 {
     char text[128];
@@ -109,7 +95,7 @@ static void job_running_looked_at_again_no_more_writes_or_events(void **state)
     (void)state;
     cluster c;
     open_cluster(&c, 3);
-    run_all(&c);
+    run_all_pods(&c);
     assert_conditions(&c, "Created=True(PyTorchJobCreated) Running=True(PyTorchJobRunning)");
     look(&c);
     assert_writes(&c, "");
@@ -181,7 +167,7 @@ static void master_done_job_done_and_running_workers_go(void **state)
     cluster c;
     open_cluster(&c, 2);
     set(c.job, "spec.runPolicy.cleanPodPolicy", "'Running'");
-    run_all(&c);
+    run_all_pods(&c);
     end_pod(&c, "train-master-0", 0);
     settle(&c);
     assert_conditions(&c, "Created=True(PyTorchJobCreated) Running=False(PyTorchJobRunning) "
@@ -198,7 +184,7 @@ static void exit_code_of_a_signal_pod_made_anew_else_job_failed(void **state)
         cluster c;
         open_cluster(&c, 2);
         set(c.job, WORKER "restartPolicy", "'ExitCode'");
-        run_all(&c);
+        run_all_pods(&c);
         end_pod(&c, "train-worker-1", code + 128);
         look(&c);
         assert_writes(&c, "delete train-worker-1, status train");
@@ -219,7 +205,7 @@ static void pod_that_failed_and_takes_time_to_go_one_status(void **state)
     (void)state;
     cluster c;
     open_cluster(&c, 2);
-    run_all(&c);
+    run_all_pods(&c);
     end_pod(&c, "train-worker-1", 1);
     look(&c);
     assert_writes(&c, "delete train-worker-1, status train");
@@ -231,7 +217,7 @@ static void pod_that_failed_and_takes_time_to_go_one_status(void **state)
     assert_writes(&c, "");
     assert_int_equal(json_array_size(c.result.events), 0);
     remove_object(&c, "Pod", "train-worker-1");
-    run_all(&c);
+    run_all_pods(&c);
     assert_conditions(&c, "Created=True(PyTorchJobCreated) Running=True(PyTorchJobRunning)");
     close_cluster(&c);
 }
@@ -242,7 +228,7 @@ static void deadline_asked_for_and_kept(void **state)
     cluster c;
     open_cluster(&c, 1);
     set(c.job, "spec.runPolicy.activeDeadlineSeconds", "90");
-    run_all(&c);
+    run_all_pods(&c);
     c.now = "2026-05-01T10:01:00Z";
     look(&c);
     assert_int_equal(c.result.again_after_s, 30);
@@ -260,7 +246,7 @@ static void time_to_live_over_job_deleted(void **state)
     cluster c;
     open_cluster(&c, 1);
     set(c.job, "spec.runPolicy.ttlSecondsAfterFinished", "60");
-    run_all(&c);
+    run_all_pods(&c);
     end_pod(&c, "train-master-0", 0);
     settle(&c);
     assert_int_equal(c.result.again_after_s, 60);
@@ -280,7 +266,7 @@ static void restarts_by_the_kubelet_reach_the_backoff_limit(void **state)
     cluster c;
     open_cluster(&c, 2);
     set(c.job, "spec.runPolicy.backoffLimit", "3");
-    run_all(&c);
+    run_all_pods(&c);
     set(find(&c, "Pod", "train-worker-0"), "status.containerStatuses", "[{'restartCount': 2}]");
     settle(&c);
     assert_int_equal(json_array_size(c.objects), 6);
@@ -296,7 +282,7 @@ static void workers_fewer_then_the_job_ends_nothing_stays(void **state)
     cluster c;
     open_cluster(&c, 12);
     set(c.job, "spec.runPolicy.cleanPodPolicy", "'All'");
-    run_all(&c);
+    run_all_pods(&c);
     set(c.job, WORKER "replicas", "2");
     end_pod(&c, "train-master-0", 0);
     settle(&c);
@@ -305,13 +291,13 @@ static void workers_fewer_then_the_job_ends_nothing_stays(void **state)
     close_cluster(&c);
 }
 
-/* ---- Suspension and gangs -------------------------------------------------------------------- */
+/* ---- Suspension and pod groups --------------------------------------------------------------- */
 static void job_suspended_and_resumed_starts_anew(void **state)
 {
     (void)state;
     cluster c;
     open_cluster(&c, 1);
-    run_all(&c);
+    run_all_pods(&c);
     set(c.job, "spec.runPolicy.suspend", "true");
     settle(&c);
     assert_int_equal(json_array_size(c.objects), 0);
@@ -319,7 +305,7 @@ static void job_suspended_and_resumed_starts_anew(void **state)
                           "Suspended=True(PyTorchJobSuspended)");
     set(c.job, "spec.runPolicy.suspend", "false");
     c.now = "2026-05-01T11:00:00Z";
-    run_all(&c);
+    run_all_pods(&c);
     assert_conditions(&c, "Created=True(PyTorchJobCreated) Suspended=False(PyTorchJobResumed) "
                           "Running=True(PyTorchJobRunning)");
     assert_json(gr_object_at(c.job, "status.startTime"), "'2026-05-01T11:00:00Z'");
@@ -335,7 +321,7 @@ static void volcano_first_pods_wait_later_ones_do_not(void **state)
     settle(&c);
     assert_int_equal(json_array_size(c.objects), 1);
     set(find(&c, "PodGroup", "train"), "status.phase", "'Inqueue'");
-    run_all(&c);
+    run_all_pods(&c);
     assert_int_equal(json_array_size(c.objects), 5);
     set(find(&c, "PodGroup", "train"), "status.phase", "'Pending'");
     set(c.job, WORKER "replicas", "2");
@@ -443,8 +429,7 @@ static void objects_malformed_taken_as_they_are(void **state)
 static void memory_missing_anywhere_told_and_nothing_half_made(void **state)
 {
     (void)state;
-    allocations_left = 1000000;
-    json_set_alloc_funcs(allocate, free);
+    count_allocations();
     cluster c;
     open_cluster(&c, 1);
     c.gang_scheduler = "together";

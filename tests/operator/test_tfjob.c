@@ -32,20 +32,6 @@ static void assert_config(const cluster *c, const char *pod, const char *expecte
     assert_string_equal(gr_object_text(json_array_get(env, 0), "value"), expected);
 }
 
-static void run_all(cluster *c)
-{
-    size_t i;
-    json_t *object;
-    settle(c);
-    json_array_foreach(c->objects, i, object)
-    {
-        if (strcmp(gr_object_text(object, "kind"), "Pod") == 0) {
-            set(object, "status.phase", "'Running'");
-        }
-    }
-    settle(c);
-}
-
 static bool holds(const cluster *c, const char *condition)
 {
     return gr_object_holds(gr_object_at(c->job, "status.conditions"), condition);
@@ -102,7 +88,7 @@ static void success_policy_all_workers_waits_for_all(void **state)
         cluster c;
         open_cluster(&c, "{'Worker': " ROLE("2") "}");
         set(c.job, "spec.successPolicy", all ? "'AllWorkers'" : "''");
-        run_all(&c);
+        run_all_pods(&c);
         set_phase(&c, "train-worker-0", "Succeeded");
         settle(&c);
         assert_int_equal(holds(&c, "Succeeded"), !all);
@@ -122,7 +108,7 @@ static void worker_failed_job_failed_unless_workers_are_dynamic(void **state)
         cluster c;
         open_cluster(&c, "{'Worker': " ROLE("2") "}");
         set(c.job, "spec.enableDynamicWorker", is_dynamic ? "true" : "false");
-        run_all(&c);
+        run_all_pods(&c);
         set_phase(&c, "train-worker-1", "Failed");
         settle(&c);
         assert_int_equal(holds(&c, "Failed"), !is_dynamic);
@@ -135,7 +121,7 @@ static void workers_fewer_and_slow_to_end_job_goes_on(void **state)
     (void)state;
     cluster c;
     open_cluster(&c, "{'Worker': " ROLE("12") "}");
-    run_all(&c);
+    run_all_pods(&c);
     set(c.job, "spec.tfReplicaSpecs.Worker.replicas", "11");
     set(find(&c, "Pod", "train-worker-11"), "metadata.deletionTimestamp", "'2026-05-01T10:00:00Z'");
     settle(&c);
@@ -148,7 +134,7 @@ static void chief_done_while_a_worker_failed_job_succeeded(void **state)
     (void)state;
     cluster c;
     open_cluster(&c, "{'Chief': " ROLE("1") ", 'Worker': " ROLE("1") "}");
-    run_all(&c);
+    run_all_pods(&c);
     set_phase(&c, "train-chief-0", "Succeeded");
     set_phase(&c, "train-worker-0", "Failed");
     settle(&c);
@@ -176,8 +162,7 @@ static void two_chiefs_or_unknown_policy_refused(void **state)
 static void memory_missing_anywhere_told_and_nothing_half_made(void **state)
 {
     (void)state;
-    allocations_left = 1000000;
-    json_set_alloc_funcs(allocate, free);
+    count_allocations();
     cluster c;
     open_cluster(&c, "{'Worker': " ROLE("2") ", 'ps': " ROLE("1") "}");
     assert_memory_missing_anywhere_told(&c);
