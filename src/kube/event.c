@@ -253,9 +253,11 @@ static void send_next(gr_kube_events *events)
         json_t *event = events->first->event;
         const json_t *metadata = json_object_get(event, "metadata");
         bool patches = events->first->write == GR_KUBE_EVENT_PATCH;
-        json_t *patch = json_pack("{s:O, s:O, s:O}", "count", json_object_get(event, "count"),
-                                  "message", json_object_get(event, "message"), "lastTimestamp",
-                                  json_object_get(event, "lastTimestamp"));
+        json_t *patch = patches
+                            ? json_pack("{s:O, s:O, s:O}", "count", json_object_get(event, "count"),
+                                        "message", json_object_get(event, "message"),
+                                        "lastTimestamp", json_object_get(event, "lastTimestamp"))
+                            : NULL;
         gr_kube_request request = {.verb = patches ? GR_KUBE_MERGE_PATCH : GR_KUBE_CREATE,
                                    .resource = {"", "v1", "events"},
                                    .space = text_at(metadata, "namespace"),

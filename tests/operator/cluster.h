@@ -72,16 +72,21 @@ static inline void close_cluster(cluster *c)
     json_decref(c->objects);
 }
 
+static inline gr_operator_view view_of(cluster *c)
+{
+    return (gr_operator_view){.job = c->job,
+                              .objects = c->objects,
+                              .now = c->now,
+                              .cluster_domain = "",
+                              .gang_scheduler = c->gang_scheduler,
+                              .ssh_key = make_key,
+                              .ssh_key_arg = c};
+}
+
 static inline void look(cluster *c)
 {
     gr_operator_result_fini(&c->result);
-    gr_operator_view view = {.job = c->job,
-                             .objects = c->objects,
-                             .now = c->now,
-                             .cluster_domain = "",
-                             .gang_scheduler = c->gang_scheduler,
-                             .ssh_key = make_key,
-                             .ssh_key_arg = c};
+    gr_operator_view view = view_of(c);
     gr_diag diag = {0};
     assert_int_equal(c->kind->reconcile(&view, &c->result, &diag), GR_OK);
     assert_string_equal(diag.text, "");
@@ -240,13 +245,7 @@ static inline void count_allocations(void)
 /* Looks with so much memory; returns whether it was enough. */
 static inline bool look_with(cluster *c, long allocations, const json_t *expected)
 {
-    gr_operator_view view = {.job = c->job,
-                             .objects = c->objects,
-                             .now = c->now,
-                             .cluster_domain = "",
-                             .gang_scheduler = c->gang_scheduler,
-                             .ssh_key = make_key,
-                             .ssh_key_arg = c};
+    gr_operator_view view = view_of(c);
     gr_operator_result result;
     gr_diag diag = {0};
     allocations_left = allocations;
