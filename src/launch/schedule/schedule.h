@@ -63,14 +63,14 @@ typedef enum gr_host_state {
 typedef struct gr_scheduler_config {
     int workers, workers_min, workers_max; /* workers_min 0: the job needs all */
     int spares, restarts;
-    int slots;          /* numbers of workers */
-    int servers;        /* parameter servers */
-    int host_room;      /* hosts of workers at a time */
-    int attempt;        /* how often the job was begun before */
-    bool elastic;       /* workers come and go */
-    bool changing;      /* so do hosts */
-    bool left_is_done;  /* who leaves the group leaves it when all work is done and written */
-    bool all_join;      /* every worker joins the group: time counts from the start */
+    int slots;         /* numbers of workers */
+    int servers;       /* parameter servers */
+    int host_room;     /* hosts of workers at a time */
+    int attempt;       /* how often the job was begun before */
+    bool elastic;      /* workers come and go */
+    bool changing;     /* so do hosts */
+    bool left_is_done; /* who leaves the group and ends with 0 has seen all work done and written */
+    bool all_join;     /* every worker joins the group: time counts from the start */
     bool servers_spare; /* the job goes on without one of them */
     bool servers_again; /* in place of a lost one another one is started, in its slot */
     int64_t start_timeout_us, grace_us;
@@ -131,6 +131,7 @@ typedef struct gr_scheduler {
     struct {
         int joined; /* in the first generation */
         bool complete, timed, late, at_rest, over;
+        bool done;      /* a worker has seen the work done */
         bool fencing;   /* the time of those that a renewal waits for runs */
         int target;     /* as told to the coordinator */
         bool expecting; /* joining workers */

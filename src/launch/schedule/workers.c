@@ -147,7 +147,7 @@ bool gr_scheduler_spare(gr_scheduler *schedule, int slot)
     const gr_scheduler_config *config = &schedule->config;
     bool served = schedule->slots[slot].served;
     int left = gr_scheduler_count_busy(schedule);
-    if (schedule->phase == GR_PHASE_RUNNING && config->left_is_done && schedule->group.over) {
+    if (schedule->phase == GR_PHASE_RUNNING && schedule->group.done) {
         schedule->ends[slot].spared = true;
         (void)gr_scheduler_act(schedule, GR_ACTION_GO_ON, -1, slot, 0);
         (void)gr_scheduler_act(schedule, GR_ACTION_MEMBER_ENDED, -1, slot, 0);
@@ -196,6 +196,10 @@ static void weigh_end(gr_scheduler *schedule, const gr_scheduler_event *event)
     /* Nobody depends on a joining worker that has not come in. */
     bool idle = slot->joining && !slot->served;
     gr_end_class class = gr_root_cause_class(end);
+    /* One that fails leaves the group, too, and one that was sent away ends well. */
+    schedule->group.done =
+        schedule->group.done || (schedule->config.left_is_done && schedule->group.over &&
+                                 slot->served && class == GR_END_FINE && !end->spared);
     if (class == GR_END_FINE || class == GR_END_ASKED || (idle && schedule->group.over)) {
         end->spared = idle;
         return;
