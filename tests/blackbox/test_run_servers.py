@@ -304,14 +304,14 @@ while True:
     asked += ask
 """))
     read_lines(job.stdout, 1)
-    servers = servers_of(gradus)
+    servers, said = servers_of(gradus), []
     for ask, number in enumerate((0, 2)):
         os.kill(servers[number], signal.SIGKILL)
         (gradus.folder / f"ask{ask}").touch()
         read_lines(job.stdout, 1)
-    said = [job.stderr.readline()]
-    while "".join(said).count(" was killed ") < 2 and said[-1]:
         said.append(job.stderr.readline())
+        while " was killed " not in said[-1] and said[-1]:
+            said.append(job.stderr.readline())
     job.terminate()
     err = "".join(said) + finish(job, 1)[1]
     for number, left in ((0, "the others go on"), (2, "the other goes on")):
