@@ -150,7 +150,8 @@ def test_killed_while_one_is_written(gradus, job, tmp_path):
     folder = tmp_path / "out" / "checkpoints"
     for _ in range(5):
         # Nobody reads here what it and the last one say, which is more than a pipe holds.
-        run = gradus.start("run", "-np", 2, "--json", "--resume", name, stdout=subprocess.DEVNULL)
+        run = gradus.start("run", "-np", 2, "--json", "--resume", name,
+                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_until(lambda: run.poll() is not None or list(folder.glob(".step*")),
                    "a half-written checkpoint")
         kill_everything(gradus, run)
