@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Work as _WorkBase
 
-from ._communicator import ANY_SOURCE, Communicator, Message
-from ._future import Future
-from .errors import Error, InvalidError, TimeoutError
+from .._communicator import ANY_SOURCE, Communicator, Message
+from .._future import Future
+from ..errors import Error, InvalidError, TimeoutError
 
 __all__ = ["ProcessGroup", "Work"]
 
