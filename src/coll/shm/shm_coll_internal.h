@@ -19,15 +19,14 @@ enum {
     SHM_COLL_FINISHED_MAX = 8,  /* and so many that are finished without a word */
     SHM_COLL_INLINE = 48,       /* bytes of contributions within a control slot */
     SHM_COLL_SMALL_MAX = 16384, /* bytes of contributions of one rank: eager */
-    /* So many are packed even if all could be read where they are: that saves the second of two
-     * waits. */
+    /* Packed even if all could be read where they are: that saves the second of two waits. */
     SHM_COLL_PACK_MAX = 1024,
     SHM_COLL_PACK_ROOTED_MAX = 2048,
     SHM_COLL_RING = 256 << 10,      /* bytes of a rank's ring of windows, ... */
     SHM_COLL_WINDOW = 32 << 10,     /* ... of one window, ... */
     SHM_COLL_WINDOW_PART = 2 << 10, /* ... and of each part of it, at least */
-    SHM_COLL_CMA = 512 << 10,       /* bytes that are fetched through the kernel at a time */
-    SHM_COLL_COPY = 64 << 10,       /* bytes that are copied twice while they are in a cache */
+    SHM_COLL_CMA = 1 << 20,         /* bytes that are fetched through the kernel at a time */
+    SHM_COLL_COPY = 256 << 10,      /* bytes that are copied twice while they are in a cache */
     SHM_COLL_SWAP = 4 << 10,        /* bytes of two buffers that change places at a time */
     SHM_COLL_CHUNK = 8 << 10,       /* bytes that are added at a time, at most ... */
     SHM_COLL_CHUNK_MIN = 1 << 10,   /* ... and at least, ... */

@@ -72,10 +72,23 @@ static bool is_in_place(const gr_shm_coll_op *op, int rank)
     return op->ins[rank] == op->results[rank];
 }
 
+/* How many ranks do not have the range yet. */
+static int copies_of(const gr_shm_coll_op *op, const shm_range *range)
+{
+    int copies = 0;
+    for (int i = 0, to; (to = receiver(op, range->to, i)) >= 0; i++) {
+        copies += to != range->from || !is_in_place(op, to);
+    }
+    return copies;
+}
+
 /* Of several ranks that get it this one is the first: it has what the others get from then on. */
 static gr_status copy_range(gr_shm_coll_op *op, const shm_range *range)
 {
-    size_t most = range->to >= 0 ? range->count : SHM_COLL_COPY / op->element_bytes;
+    size_t most = range->count;
+    if (copies_of(op, range) > 1) {
+        most = SHM_COLL_COPY / op->element_bytes;
+    }
     gr_status status = GR_OK;
     for (size_t done = 0; done < range->count; done += most) {
         size_t count = range->count - done < most ? range->count - done : most;
