@@ -6,6 +6,7 @@
 #include "coll/reduce/reduce.h"
 #include "coll/select/tune.h"
 #include "coll/shm/shm_coll.h"
+#include "link/shared.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -231,7 +232,8 @@ static const algorithm_candidate *chosen_one(const explanation *e)
 static gr_shm_coll_way way_of(const explanation *e, bool registered)
 {
     return gr_shm_coll_way_of(e->shape.coll, (size_t)e->options->size_bytes, e->shape.world_size,
-                              registered, true, e->tuning.cores >= e->shape.world_size);
+                              registered, gr_mesh_cma_cost(NULL),
+                              e->tuning.cores >= e->shape.world_size);
 }
 
 static const char *way_name(gr_shm_coll_way way)

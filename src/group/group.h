@@ -57,7 +57,7 @@ typedef struct gr_group_config {
     int64_t stall_warn_us;   /* GRADUS_STALL_WARN; 0: never */
     int64_t stall_fail_us;   /* GRADUS_STALL_FAIL; 0: op_timeout_us */
     int64_t spin_us;         /* GRADUS_SPIN */
-    int cma;                 /* GRADUS_CMA: 0 auto, 1 off */
+    int cma;                 /* GRADUS_CMA: a gr_cma */
     bool encrypt;            /* GRADUS_ENCRYPT: TLS on what goes by tcp */
     bool exact;              /* GRADUS_EXACT */
     const char *algorithm;   /* GRADUS_ALGORITHM: "allreduce=direct"; NULL: chosen */

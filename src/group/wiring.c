@@ -75,7 +75,7 @@ gr_status gr_joining_open_mesh(gr_joining *join, gr_diag *diag)
     config.rails_max = gr_interfaces_rails_max(&join->interfaces, join->config->rails);
     config.peer_timeout_us = join->config->peer_timeout_us;
     config.spin_us = join->config->spin_us;
-    config.cma = join->config->cma == 0;
+    config.cma = (gr_cma)join->config->cma;
     config.clock = join->clock;
     config.log = join->log;
     raise_limits(join, &config);

@@ -80,6 +80,13 @@ typedef struct gr_ports {
     uint16_t first, last;
 } gr_ports;
 
+/* Copies between processes by the kernel; in the order of GRADUS_CMA's choices. */
+typedef enum gr_cma {
+    GR_CMA_AUTO, /* where they are permitted, and faster than through shared memory */
+    GR_CMA_OFF,
+    GR_CMA_ON, /* where they are permitted */
+} gr_cma;
+
 typedef struct gr_mesh_config {
     gr_link_kind kind;
     bool mixed; /* kind shm: peers that connect by tcp, or are connected to by it, get tcp links */
@@ -98,7 +105,7 @@ typedef struct gr_mesh_config {
     int64_t peer_timeout_us;      /* tcp: a peer that acknowledges nothing for so long is lost */
     int64_t spin_us;              /* longest busy wait before sleeping; 0: never spin */
     size_t heap_bytes_max;        /* shm: address space for gr_mesh_alloc (sparse) */
-    bool cma;                     /* shm: peers may read and write memory of this process, where the
+    gr_cma cma;                   /* shm: peers may read and write memory of this process, where the
                                      kernel permits it, and this one theirs (link/shared.h) */
     gr_clock clock;
     const gr_log *log;      /* may be NULL */

@@ -54,7 +54,7 @@ void gr_mesh_config_init(gr_mesh_config *config)
         .rails_max = 1,
         .peer_timeout_us = GR_PEER_TIMEOUT_US,
         .spin_us = 50,
-        .cma = true,
+        .cma = GR_CMA_AUTO,
         .heap_bytes_max = (size_t)(memory < heap_min   ? heap_min
                                    : memory > heap_max ? heap_max
                                                        : memory),

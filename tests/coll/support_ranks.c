@@ -188,6 +188,7 @@ uint64_t ranks_run(const ranks_job *job, ranks_function *function, uint64_t may_
     config.tune = job->tune ? job->tune : config.tune;
     config.exact = !job->inexact;
     config.progress = job->progress;
+    config.cma = (int)job->cma;
     config.threads = job->threads;
     config.segment_bytes = job->segment_bytes > 0 ? job->segment_bytes : config.segment_bytes;
     config.connect_all_max = job->on_demand ? 1 : 0;

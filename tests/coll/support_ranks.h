@@ -5,6 +5,7 @@
 /* Runs a function as every rank of a job: one process each, joined by a coordinator in the test. */
 
 #include "coll/comm.h"
+#include "link/link.h"
 
 #include <stdio.h>
 
@@ -16,6 +17,7 @@ typedef struct ranks_job {
     bool inexact;
     bool quiet;                    /* ranks may fail to join, and need not say so */
     int progress;                  /* as GRADUS_PROGRESS: 0 auto, 1 thread, 2 inline */
+    gr_cma cma;                    /* copies by the kernel */
     int threads;                   /* as GRADUS_THREADS: 0 auto, 1 one, 2 many */
     int64_t segment_bytes;         /* 0: the default */
     int64_t op_timeout_us;         /* 0: 20 s */

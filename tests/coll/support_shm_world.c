@@ -66,6 +66,7 @@ void shm_world_open(shm_world *w, int size, shm_place where)
         assert_non_null(w->shm[rank]);
         w->shm[rank]->not_oversubscribed = where == NO_CMA || where == CMA;
         w->shm[rank]->cma = where == SHARED_CORES_CMA || where == CMA;
+        w->shms[rank]->kernel_cost = 0;
         assert_true(!w->shm[rank]->cma || gr_shm_coll_cma_can(w->shm[rank]));
     }
 }

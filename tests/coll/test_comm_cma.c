@@ -111,8 +111,11 @@ static void test_death_in_the_middle(void **state)
     for (int i = 0; i < DEATHS; i++) {
         const death d = {.after_ns = 1000 + i / 3 * INT64_C(370000), .coll = colls[i % 3]};
         /* Four have no core each on small machines: then whoever runs reads and writes. */
-        ranks_job job = {
-            .size = i / 3 % 4 < 2 ? 2 : 4, .link = "shm", .progress = 1 + i / 3 % 2, .arg = &d};
+        ranks_job job = {.size = i / 3 % 4 < 2 ? 2 : 4,
+                         .link = "shm",
+                         .progress = 1 + i / 3 % 2,
+                         .cma = GR_CMA_ON,
+                         .arg = &d};
         assert_int_equal(ranks_run(&job, run_until_death, 2), 0);
     }
 }
@@ -148,7 +151,7 @@ static void memory_that_is_freed_later_ends_the_call(void **state)
         skip(); /* the call copies it itself */
     }
     for (int progress = 1; progress <= 2; progress++) {
-        const ranks_job job = {.size = 2, .link = "shm", .progress = progress};
+        const ranks_job job = {.size = 2, .link = "shm", .progress = progress, .cma = GR_CMA_ON};
         assert_int_equal(ranks_run(&job, run_with_a_hole, 0), 0);
     }
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shared-memory collectives: several meshes in this process, whose operations are moved on in any
  * order that a seed gives; results against the serial evaluation of the shard tree, bit for bit. */
+#include <math.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -871,9 +872,31 @@ static void test_areas_are_few(void **unused)
     shm_world_close(&w);
 }
 
+/* On a machine on which the kernel takes the time of 2 plain copies, and where it is 12 or 10. */
+static void the_kernel_copies_where_that_is_faster(void **unused)
+{
+    (void)unused;
+    const size_t large = 1 << 20;
+    for (gr_coll coll = GR_COLL_ALLREDUCE; coll <= GR_COLL_ALLTOALL; coll++) {
+        if (coll == GR_COLL_BARRIER) {
+            continue;
+        }
+        assert_int_equal(gr_shm_coll_way_of(coll, large, 2, false, 2, true), GR_SHM_COLL_KERNEL);
+        assert_int_equal(gr_shm_coll_way_of(coll, large, 2, false, 12, true), GR_SHM_COLL_WINDOWS);
+        assert_int_equal(gr_shm_coll_way_of(coll, large, 2, false, 12, false), GR_SHM_COLL_WINDOWS);
+        assert_int_equal(gr_shm_coll_way_of(coll, large, 2, false, HUGE_VAL, true),
+                         GR_SHM_COLL_WINDOWS);
+    }
+    assert_int_equal(gr_shm_coll_way_of(GR_COLL_SCATTER, large, 2, false, 10, true),
+                     GR_SHM_COLL_KERNEL);
+    assert_int_equal(gr_shm_coll_way_of(GR_COLL_SCATTER, large / 8, 2, false, 10, true),
+                     GR_SHM_COLL_WINDOWS);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_kernel_copies_where_that_is_faster),
         cmocka_unit_test(test_all_shards_on_all_ranks),
         cmocka_unit_test(test_all_types_and_operations),
         cmocka_unit_test(registered_memory_is_reached_directly),

@@ -70,7 +70,7 @@ typedef struct lone {
 static void lone_open_with(lone *l, bool cma, helper_body *body)
 {
     gr_mesh_config config = test_config(GR_LINK_SHM, 0, 2);
-    config.cma = cma;
+    config.cma = cma ? GR_CMA_ON : GR_CMA_OFF;
     assert_int_equal(gr_mesh_create(&config, &l->mesh, NULL), GR_OK);
     memset(memory, OURS, BYTES);
     l->helper = helper_start(GR_LINK_SHM, gr_mesh_address(l->mesh), body);
@@ -92,6 +92,8 @@ static void test_memory_of_another_process(void **unused)
     assert_true(gr_mesh_cma(l.mesh, 0));
     assert_true(gr_mesh_cma(l.mesh, 1));
     assert_true(gr_mesh_cma_alive(l.mesh, 1));
+    assert_true(gr_mesh_cma_cost(l.mesh) == 0); /* nobody asks what it costs */
+    assert_true(gr_mesh_cma_cost(NULL) > 0);
     await_word(l.mesh, l.link);
     uint64_t at = (uint64_t)(uintptr_t)memory;
     assert_int_equal(gr_mesh_cma_read(l.mesh, 1, at + BYTES - 100, copy, 100), GR_OK);

@@ -5,6 +5,7 @@
 
 #include "coll/shm/shm_coll_internal.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -22,6 +23,7 @@ gr_shm_colls *gr_shm_colls_create(gr_mesh *mesh)
     shms->mesh = mesh;
     shms->temps = temps;
     shms->isa = gr_isa_best();
+    shms->kernel_cost = gr_mesh_cma_cost(mesh);
     for (int i = GR_SHM_COLL_OPS_MAX - 1; i >= 0; i--) {
         shms->ops[i].next = shms->free_ops;
         shms->free_ops = &shms->ops[i];
@@ -126,11 +128,28 @@ static const shm_tree *find_tree(const gr_shm_coll *shm, int shards)
     return tree;
 }
 
+/* The most that a copy by the kernel may take, in plain copies, to be faster than windows, through
+ * which each byte is copied two to four times. A call costs as much as CALL_BYTES. */
+static double cost_limit(gr_coll coll, size_t most_bytes)
+{
+    enum { CALL_BYTES = 32 << 10 };
+    static const double limits[GR_COLL_COUNT] = {
+        [GR_COLL_ALLREDUCE] = 6,   [GR_COLL_REDUCE] = 3.3,  [GR_COLL_REDUCE_SCATTER] = 6.5,
+        [GR_COLL_BROADCAST] = 7.5, [GR_COLL_ALLGATHER] = 7, [GR_COLL_GATHER] = 7.5,
+        [GR_COLL_SCATTER] = 10.5,  [GR_COLL_ALLTOALL] = 8,
+    };
+    return limits[coll] * (double)most_bytes / (double)(most_bytes + CALL_BYTES);
+}
+
 /* Where it is faster than windows. A core calls the system for all leaves of a piece. Where cores
  * are shared, windows copy what all get hardly more often, and in fewer calls. */
-static bool is_for_kernel(gr_coll coll, size_t most_bytes, int leaves, bool not_oversubscribed)
+static bool is_for_kernel(gr_coll coll, size_t most_bytes, int leaves, double kernel_cost,
+                          bool not_oversubscribed)
 {
     size_t square = (size_t)leaves * (size_t)leaves;
+    if (kernel_cost > cost_limit(coll, most_bytes)) {
+        return false;
+    }
     bool sums = gr_coll_traits_of[coll].reduces;
     if (not_oversubscribed) {
         return !sums || (leaves <= SHM_COLL_CMA_LEAVES_MAX &&
@@ -160,14 +179,14 @@ static size_t pack_max(bool rooted, bool not_oversubscribed)
 }
 
 gr_shm_coll_way gr_shm_coll_way_of(gr_coll coll, size_t most_bytes, int leaves, bool registered,
-                                   bool kernel, bool not_oversubscribed)
+                                   double kernel_cost, bool not_oversubscribed)
 {
     bool rooted = gr_coll_traits_of[coll].rooted;
     if (most_bytes <= (registered ? pack_max(rooted, not_oversubscribed) : SHM_COLL_SMALL_MAX)) {
         return GR_SHM_COLL_EAGER;
     }
     if (!registered) {
-        return kernel && is_for_kernel(coll, most_bytes, leaves, not_oversubscribed)
+        return is_for_kernel(coll, most_bytes, leaves, kernel_cost, not_oversubscribed)
                    ? GR_SHM_COLL_KERNEL
                    : GR_SHM_COLL_WINDOWS;
     }
@@ -266,11 +285,12 @@ static gr_status prepare(gr_shm_coll_op *op, const gr_shm_coll_request *request)
         }
         op->packed_bytes =
             (traits->gives_own ? op->largest : op->count) * op->element_bytes * inputs_most;
+        double kernel_cost = shm->cma ? shm->shms->kernel_cost : HUGE_VAL;
         gr_shm_coll_way other = gr_shm_coll_way_of(op->coll, op->packed_bytes, leaves, false,
-                                                   shm->cma, shm->not_oversubscribed);
+                                                   kernel_cost, shm->not_oversubscribed);
         op->small = other == GR_SHM_COLL_EAGER;
         op->by_kernel = other == GR_SHM_COLL_KERNEL;
-        op->always_packed = gr_shm_coll_way_of(op->coll, op->packed_bytes, leaves, true, false,
+        op->always_packed = gr_shm_coll_way_of(op->coll, op->packed_bytes, leaves, true, HUGE_VAL,
                                                shm->not_oversubscribed) == GR_SHM_COLL_EAGER;
         op->chunk = (op->tree ? op->tree->chunk_bytes : SHM_COLL_CHUNK) / op->element_bytes;
         gr_shm_coll_measure_row(op);

@@ -8,14 +8,17 @@
  * first whether that process lives. An open socket is no proof, since a forked child may hold it as
  * well. */
 
+#include "base/clock.h"
 #include "base/fork.h"
 #include "link/shm/shm.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -23,6 +26,8 @@
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+enum { COST_TRIES = 5, COST_BYTES = 64 << 10 };
 
 /* Yama lets a process be reached by its ancestors only: the descendants of our parent may as well,
  * which the ranks of a job are. */
@@ -63,10 +68,10 @@ static pid_t process_of(const gr_mesh *mesh, int peer)
     return peer == mesh->rank ? getpid() : link_to(mesh, peer)->pid;
 }
 
-void gr_shm_cma_open(gr_shm_mesh *mesh, bool allowed)
+void gr_shm_cma_open(gr_shm_mesh *mesh, gr_cma cma)
 {
-    mesh->cma = allowed;
-    if (allowed) {
+    mesh->cma = cma;
+    if (cma != GR_CMA_OFF) {
         permit_siblings();
     }
 }
@@ -82,7 +87,7 @@ void gr_shm_cma_attach(gr_shm_link *link)
     const gr_shm_card *shared = gr_shm_card_of(&link->theirs);
     link->pid = 0;
     link->pid_fd = -1;
-    if (!((const gr_shm_mesh *)link->base.mesh)->cma ||
+    if (((const gr_shm_mesh *)link->base.mesh)->cma == GR_CMA_OFF ||
         getsockopt(link->base.fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.pid <= 0) {
         return;
     }
@@ -111,7 +116,7 @@ void gr_shm_cma_detach(gr_shm_link *link)
 
 bool gr_mesh_cma(const gr_mesh *mesh, int peer)
 {
-    if (mesh->ops != &gr_shm_ops || !((const gr_shm_mesh *)mesh)->cma) {
+    if (mesh->ops != &gr_shm_ops || ((const gr_shm_mesh *)mesh)->cma == GR_CMA_OFF) {
         return false;
     }
     const gr_shm_link *link = peer == mesh->rank ? NULL : link_to(mesh, peer);
@@ -148,6 +153,39 @@ gr_status gr_mesh_cma_write(gr_mesh *mesh, int peer, uint64_t at, const void *sr
 }
 
 /* ---- Of the host ----------------------------------------------------------------------------- */
+/* The best of a few times: what else the machine does makes a copy slower, never faster. */
+static double cost_of(uint8_t *to, const uint8_t *from)
+{
+    int64_t kernel_ns = INT64_MAX, copy_ns = INT64_MAX;
+    for (int i = 0; i < COST_TRIES; i++) {
+        int64_t start_ns = gr_now_ns();
+        if (read_from(getpid(), (uint64_t)(uintptr_t)from, to, COST_BYTES) != GR_OK) {
+            return HUGE_VAL;
+        }
+        int64_t between_ns = gr_now_ns();
+        memcpy(to, from, COST_BYTES);
+        int64_t end_ns = gr_now_ns();
+        kernel_ns = between_ns - start_ns < kernel_ns ? between_ns - start_ns : kernel_ns;
+        copy_ns = end_ns - between_ns < copy_ns ? end_ns - between_ns : copy_ns;
+    }
+    return (double)kernel_ns / (double)(copy_ns > 0 ? copy_ns : 1);
+}
+
+double gr_mesh_cma_cost(const gr_mesh *mesh)
+{
+    if (mesh != NULL && mesh->ops == &gr_shm_ops && ((const gr_shm_mesh *)mesh)->cma == GR_CMA_ON) {
+        return 0;
+    }
+    uint8_t *memory = calloc(2, COST_BYTES);
+    if (memory == NULL) {
+        return HUGE_VAL;
+    }
+    memset(memory, 1, (size_t)2 * COST_BYTES); /* or all of it is one page of zeros */
+    double cost = cost_of(memory, memory + COST_BYTES);
+    free(memory);
+    return cost;
+}
+
 /* A child that waits to be read, and says when it may be. */
 static pid_t start_waiting(const int pipe_fds[2])
 {

@@ -16,7 +16,7 @@ typedef struct gr_shm_mesh {
     gr_shm_registered registered;
     atomic_bool in_epoll; /* the owner sleeps on the sockets, not on its doorbell */
     bool idle;            /* the last sleep brought no data */
-    bool cma;             /* memory that is not shared may be reached through the kernel */
+    gr_cma cma;           /* is memory that is not shared to be reached through the kernel? */
 } gr_shm_mesh;
 
 /* A message that is copied through the stage in pieces; the data is the caller's until it is
@@ -80,7 +80,7 @@ void gr_shm_link_release(gr_link *link, uint64_t hold);
 void gr_shm_link_discard(gr_link *link);
 
 /* cma.c */
-void gr_shm_cma_open(gr_shm_mesh *mesh, bool allowed);
+void gr_shm_cma_open(gr_shm_mesh *mesh, gr_cma cma);
 void gr_shm_cma_attach(gr_shm_link *link); /* once `theirs` is mapped */
 void gr_shm_cma_detach(gr_shm_link *link);
 

@@ -138,7 +138,7 @@ static gr_status open_mesh(gr_ps *ps, const plan *by, int rank, gr_diag *diag)
     mesh.handshake_timeout_us = by->timeout_us;
     mesh.peer_timeout_us = by->job.peer_timeout_us;
     mesh.spin_us = by->job.spin_us;
-    mesh.cma = by->job.cma == 0;
+    mesh.cma = (gr_cma)by->job.cma;
     gr_status status = gr_mesh_create(&mesh, &ps->mesh, diag);
     if (status == GR_OK) {
         (void)gr_mesh_shared(ps->mesh, mesh.rank, &ps->own); /* of tcp there is none */
