@@ -40,6 +40,7 @@ struct gr_controller_job {
     int failures;   /* without a success since */
     bool is_active, is_getting, is_gone;
     bool is_changed;           /* since the look began */
+    json_t *uid;               /* of the look, until it ends; NULL: none */
     gr_operator_result result; /* of the look, while active */
     size_t written;            /* of its writes */
     uint64_t asked_version;    /* of the cache, where the object itself is asked for */
@@ -48,6 +49,7 @@ struct gr_controller_job {
 
 struct gr_controller {
     gr_controller_config config;
+    const gr_operator_kind **kinds; /* that are served; ends with NULL */
     gr_cache *cache;
     gr_controller_job **queue; /* a heap */
     size_t queue_count, queue_max;
@@ -227,12 +229,11 @@ static gr_controller_job *add_job(gr_controller *c, gr_cache_group *group, size_
         return NULL;
     }
     const gr_operator_resource *row = &gr_operator_resources[resource];
-    *job = (gr_controller_job){
-        .next = group->jobs,
-        .group = group,
-        .kind = gr_operator_find_kind(c->config.kinds, row->api_version, row->kind),
-        .resource = resource,
-        .queue_index = NOT_QUEUED};
+    *job = (gr_controller_job){.next = group->jobs,
+                               .group = group,
+                               .kind = gr_operator_find_kind(c->kinds, row->api_version, row->kind),
+                               .resource = resource,
+                               .queue_index = NOT_QUEUED};
     group->jobs = job;
     return job;
 }
@@ -275,6 +276,26 @@ static gr_status changed(void *changed_arg, gr_cache_group *group, size_t resour
     return status == GR_OK ? enqueue(c, job, c->now_us) : status;
 }
 
+/* Of two versions of one kind the first; NULL: no memory. */
+static const gr_operator_kind **choose_kinds(const gr_operator_kind *const *given)
+{
+    size_t count = 0, chosen = 0;
+    while (given[count] != NULL) {
+        count++;
+    }
+    const gr_operator_kind **kinds = calloc(count + 1, sizeof(const gr_operator_kind *));
+    for (size_t i = 0; kinds != NULL && i < count; i++) {
+        size_t same = 0;
+        while (same < chosen && strcmp(kinds[same]->kind, given[i]->kind) != 0) {
+            same++;
+        }
+        if (same == chosen) {
+            kinds[chosen++] = given[i];
+        }
+    }
+    return kinds;
+}
+
 gr_status gr_controller_create(const gr_controller_config *config, gr_controller **controller_out,
                                gr_diag *diag)
 {
@@ -283,13 +304,15 @@ gr_status gr_controller_create(const gr_controller_config *config, gr_controller
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the operator's loop");
     }
     c->config = *config;
+    c->kinds = choose_kinds(config->kinds);
     c->ready_end = &c->ready;
     c->events = json_array();
     c->is_listed = calloc(gr_operator_resource_count, sizeof *c->is_listed);
     c->is_doubtful = calloc(gr_operator_resource_count, sizeof *c->is_doubtful);
-    gr_status status = c->events == NULL || c->is_listed == NULL || c->is_doubtful == NULL
-                           ? gr_fail(diag, GR_E_NO_MEMORY, "no memory for the operator's loop")
-                           : gr_cache_create(c->config.kinds, changed, c, &c->cache, diag);
+    bool failed =
+        c->kinds == NULL || c->events == NULL || c->is_listed == NULL || c->is_doubtful == NULL;
+    gr_status status = failed ? gr_fail(diag, GR_E_NO_MEMORY, "no memory for the operator's loop")
+                              : gr_cache_create(c->kinds, changed, c, &c->cache, diag);
     if (status != GR_OK) {
         gr_controller_destroy(c);
         return status;
@@ -311,6 +334,7 @@ void gr_controller_destroy(gr_controller *controller)
             group->jobs = job->next;
             gr_operator_result_fini(&job->result);
             json_decref(job->obstacles);
+            json_decref(job->uid);
             free(job);
         }
     }
@@ -320,6 +344,7 @@ void gr_controller_destroy(gr_controller *controller)
     gr_cache_destroy(controller->cache);
     json_decref(controller->events);
     json_decref(controller->told);
+    free(controller->kinds);
     free(controller->counts);
     free(controller->queue);
     free(controller->is_listed);
@@ -330,10 +355,8 @@ void gr_controller_destroy(gr_controller *controller)
 /* ---- What the cluster shows ------------------------------------------------------------------ */
 bool gr_controller_uses(const gr_controller *controller, size_t resource)
 {
-    const gr_operator_resource *row = &gr_operator_resources[resource];
-    bool is_known = !row->is_job || gr_operator_find_kind(controller->config.kinds,
-                                                          row->api_version, row->kind) != NULL;
-    return is_known && gr_operator_resource_used(row, controller->config.gang_scheduler);
+    return gr_operator_resource_used(&gr_operator_resources[resource], controller->kinds,
+                                     controller->config.gang_scheduler);
 }
 
 void gr_controller_begin_list(gr_controller *controller, size_t resource)
@@ -384,12 +407,11 @@ static void make_ready(gr_controller *c, gr_controller_job *job)
     c->ready_end = &job->next_ready;
 }
 
-static gr_status tell(gr_controller *c, const gr_controller_job *job, const json_t *uid,
-                      const json_t *event)
+static gr_status tell(gr_controller *c, const gr_controller_job *job, const json_t *event)
 {
     json_t *about = json_pack("{s:s, s:s, s:s, s:s, s:O*}", "apiVersion", job->kind->api_version,
                               "kind", job->kind->kind, "name", job->group->name, "namespace",
-                              job->group->space, "uid", uid);
+                              job->group->space, "uid", job->uid);
     json_t *told = json_copy((json_t *)event);
     bool no_memory = false;
     gr_object_put(told, "involvedObject", about, &no_memory);
@@ -397,22 +419,15 @@ static gr_status tell(gr_controller *c, const gr_controller_job *job, const json
     return no_memory ? GR_E_NO_MEMORY : GR_OK;
 }
 
-/* Events name the job by its uid, which may have gone meanwhile. */
 static gr_status tell_all(gr_controller *c, const gr_controller_job *job, const json_t *events)
 {
-    if (json_array_size(events) == 0) {
-        return GR_OK;
-    }
-    json_t *object = gr_cache_get(c->cache, job->group, job->resource, job->group->name);
     gr_status status = GR_OK;
     size_t i;
     const json_t *event;
     json_array_foreach(events, i, event)
     {
-        status =
-            status == GR_OK ? tell(c, job, gr_object_at(object, "metadata.uid"), event) : status;
+        status = status == GR_OK ? tell(c, job, event) : status;
     }
-    json_decref(object);
     return status;
 }
 
@@ -422,6 +437,8 @@ static gr_status end_look(gr_controller *c, gr_controller_job *job, bool has_fai
     int64_t again_after_s = job->result.again_after_s, due_us = GR_NEVER;
     c->active_count -= job->is_active;
     job->is_active = job->is_getting = false;
+    json_decref(job->uid);
+    job->uid = NULL;
     gr_operator_result_fini(&job->result);
     if (has_failed) {
         int doublings = job->failures < DOUBLINGS_MAX ? job->failures++ : DOUBLINGS_MAX;
@@ -459,12 +476,16 @@ static gr_status look(gr_controller *c, gr_controller_job *job, int64_t wall_s, 
                              .now = now,
                              .cluster_domain = c->config.cluster_domain,
                              .gang_scheduler = c->config.gang_scheduler,
+                             .pytorch_init_image = c->config.pytorch_init_image,
+                             .kubectl_delivery_image = c->config.kubectl_delivery_image,
+                             .pytorch_init_tries = c->config.pytorch_init_tries,
                              .ssh_key = c->config.ssh_key,
                              .ssh_key_arg = c->config.ssh_key_arg};
     bool failed = object == NULL || objects == NULL ||
                   (job->obstacles != NULL && json_array_extend(objects, job->obstacles) != 0);
     gr_status status = failed ? gr_fail(diag, GR_E_NO_MEMORY, "no memory to look at a job")
                               : job->kind->reconcile(&view, &job->result, diag);
+    job->uid = json_incref(gr_object_at(object, "metadata.uid"));
     json_decref(object);
     json_decref(objects);
     json_decref(job->obstacles); /* whether they are still there, the next write tells */

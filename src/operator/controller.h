@@ -24,8 +24,13 @@ typedef struct gr_controller_job gr_controller_job;
 
 /* Borrowed for the life of the controller. */
 typedef struct gr_controller_config {
-    const gr_operator_kind *const *kinds; /* ends with NULL */
+    /* Those to serve, ends with NULL. A cluster shows each MPIJob in all versions that it serves:
+     * of kinds that differ in the version alone only the first is served. */
+    const gr_operator_kind *const *kinds;
     const char *cluster_domain, *gang_scheduler;
+    /* As in gr_operator_view; NULL, 0: what it says there. */
+    const char *pytorch_init_image, *kubectl_delivery_image;
+    int64_t pytorch_init_tries;
     json_t *(*ssh_key)(void *ssh_key_arg);
     void *ssh_key_arg;
     int jobs_at_once; /* of which writes are on their way */

@@ -46,9 +46,47 @@ void gr_look_stop(gr_look *l, const json_t *object)
     l->is_stopped = l->result->retry = true;
 }
 
+enum { INDEX_BYTES = 1024 };
+
+static const char *index_key(const char *api_version, const char *kind, const char *name,
+                             char key_out[INDEX_BYTES])
+{
+    snprintf(key_out, INDEX_BYTES, "%s %s %s", api_version, kind, name);
+    return key_out;
+}
+
+static void make_index(gr_look *l)
+{
+    size_t i;
+    json_t *object;
+    char key[INDEX_BYTES];
+    l->index = json_object();
+    json_array_foreach(l->view->objects, i, object)
+    {
+        const char *api_version = gr_object_text(object, "apiVersion");
+        const char *kind = gr_object_text(object, "kind");
+        const char *name = gr_object_text(object, "metadata.name");
+        if (api_version != NULL && kind != NULL && name != NULL) {
+            gr_object_put_default(l->index, index_key(api_version, kind, name, key),
+                                  json_incref(object), &l->no_memory);
+        }
+    }
+    l->no_memory |= l->index == NULL;
+}
+
+/* The object of the view; NULL: there is none. */
+static json_t *find(gr_look *l, const char *api_version, const char *kind, const char *name)
+{
+    char key[INDEX_BYTES];
+    if (l->index == NULL) {
+        make_index(l);
+    }
+    return json_object_get(l->index, index_key(api_version, kind, name, key));
+}
+
 json_t *gr_look_find_own(gr_look *l, const char *api_version, const char *kind, const char *name)
 {
-    json_t *object = gr_object_find(l->view->objects, api_version, kind, name);
+    json_t *object = find(l, api_version, kind, name);
     if (object == NULL || gr_object_controlled(object, l->uid)) {
         return object;
     }
@@ -181,6 +219,7 @@ gr_status gr_look_close(gr_look *l, gr_diag *diag)
 {
     json_decref(l->job);
     json_decref(l->status);
+    json_decref(l->index);
     if (!l->no_memory) {
         return GR_OK;
     }

@@ -14,6 +14,7 @@ typedef struct gr_look {
     const char *name, *space, *uid;
     json_t *job;    /* as observed, with defaults; owned */
     json_t *status; /* as it becomes; owned */
+    json_t *index;  /* of the view's objects by what they are called; NULL: not made yet */
     bool no_memory;
     bool is_stopped; /* another's object is in the way */
 } gr_look;

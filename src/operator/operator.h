@@ -23,9 +23,11 @@ typedef struct gr_operator_view {
     /* An array: the objects of the job's namespace of the kinds that it may own, the pods of its
      * batch Jobs, and all PriorityClasses. A controller keeps of a pod: name, namespace, uid,
      * creationTimestamp, deletionTimestamp, ownerReferences, labels of training.kubeflow.org,
-     * spec.restartPolicy, and of the status phase, reason, message, the condition Ready, and once
-     * a container has ended or restarted, name, restartCount and state of each; of a Secret it
-     * keeps the keys of `data` without the values. */
+     * spec.restartPolicy, and of the status phase, reason, message, the condition Ready, the
+     * condition PodScheduled where it is False, and of a container or init container that has
+     * restarted, has ended, or waits with a message: name, restartCount, state.terminated.exitCode,
+     * state.waiting. Of a Secret it keeps the keys of `data` without the values, of a
+     * HorizontalPodAutoscaler no status. */
     const json_t *objects;
     const char *now;            /* "2026-01-31T12:00:00Z" */
     const char *cluster_domain; /* behind the names of hosts, "cluster.local"; "": nothing */

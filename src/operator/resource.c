@@ -5,33 +5,35 @@
 
 #include <string.h>
 
+static const gr_operator_kind *const of_mpijob_v2[] = {&gr_mpijob_v2, NULL};
+static const gr_operator_kind *const of_mpijob_v1[] = {&gr_mpijob_v1, NULL};
+static const gr_operator_kind *const of_mpijobs[] = {&gr_mpijob_v2, &gr_mpijob_v1, NULL};
+static const gr_operator_kind *const of_pytorchjob[] = {&gr_pytorchjob_v1, NULL};
+static const gr_operator_kind *const of_tfjob[] = {&gr_tfjob_v1, NULL};
+/* MPIJob v1 has no Services. */
+static const gr_operator_kind *const of_services[] = {&gr_mpijob_v2, &gr_pytorchjob_v1,
+                                                      &gr_tfjob_v1, NULL};
+
+#define RBAC "rbac.authorization.k8s.io/v1"
+
 const gr_operator_resource gr_operator_resources[] = {
-    {.api_version = "kubeflow.org/v2beta1", .kind = "MPIJob", .plural = "mpijobs", .is_job = true},
-    {.api_version = "v1",
-     .kind = "Pod",
-     .plural = "pods",
-     .selector = "training.kubeflow.org/job-name",
-     .trim = GR_TRIM_POD},
-    {.api_version = "v1", .kind = "Service", .plural = "services"},
-    {.api_version = "v1", .kind = "ConfigMap", .plural = "configmaps", .selector = "app"},
-    {.api_version = "v1",
-     .kind = "Secret",
-     .plural = "secrets",
-     .selector = "app",
-     .trim = GR_TRIM_SECRET},
-    {.api_version = "batch/v1", .kind = "Job", .plural = "jobs", .selector = "app"},
-    {.api_version = "scheduling.volcano.sh/v1beta1",
-     .kind = "PodGroup",
-     .plural = "podgroups",
-     .gang_scheduler = "volcano"},
-    {.api_version = "scheduling.x-k8s.io/v1alpha1",
-     .kind = "PodGroup",
-     .plural = "podgroups",
-     .gang_scheduler = "*"},
-    {.api_version = "scheduling.k8s.io/v1",
-     .kind = "PriorityClass",
-     .plural = "priorityclasses",
-     .gang_scheduler = "volcano",
+    {"kubeflow.org/v2beta1", "MPIJob", "mpijobs", .readers = of_mpijob_v2, .is_job = true},
+    {"kubeflow.org/v1", "MPIJob", "mpijobs", .readers = of_mpijob_v1, .is_job = true},
+    {"kubeflow.org/v1", "PyTorchJob", "pytorchjobs", .readers = of_pytorchjob, .is_job = true},
+    {"kubeflow.org/v1", "TFJob", "tfjobs", .readers = of_tfjob, .is_job = true},
+    {"v1", "Pod", "pods", .selector = "training.kubeflow.org/job-name", .trim = GR_TRIM_POD},
+    {"v1", "Service", "services", .readers = of_services},
+    {"v1", "ConfigMap", "configmaps", .selector = "app", .readers = of_mpijobs},
+    {"v1", "Secret", "secrets", .selector = "app", .readers = of_mpijob_v2, .trim = GR_TRIM_SECRET},
+    {"batch/v1", "Job", "jobs", .selector = "app", .readers = of_mpijob_v2},
+    {"v1", "ServiceAccount", "serviceaccounts", .selector = "app", .readers = of_mpijob_v1},
+    {RBAC, "Role", "roles", .selector = "app", .readers = of_mpijob_v1},
+    {RBAC, "RoleBinding", "rolebindings", .selector = "app", .readers = of_mpijob_v1},
+    {"autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers",
+     .readers = of_pytorchjob, .trim = GR_TRIM_STATUS},
+    {"scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups", .gang = GR_GANG_VOLCANO},
+    {"scheduling.x-k8s.io/v1alpha1", "PodGroup", "podgroups", .gang = GR_GANG_OTHER},
+    {"scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", .gang = GR_GANG_ANY,
      .is_global = true},
     {.kind = NULL},
 };
@@ -50,15 +52,35 @@ size_t gr_operator_resource_find(const char *api_version, const char *kind)
     return i;
 }
 
-bool gr_operator_resource_used(const gr_operator_resource *resource, const char *gang_scheduler)
+static bool is_read(const gr_operator_resource *resource, const gr_operator_kind *const *kinds)
 {
-    const char *only = resource->gang_scheduler;
-    if (only == NULL) {
-        return true;
+    const gr_operator_kind *const *reader = resource->readers;
+    while (reader != NULL && *reader != NULL &&
+           gr_operator_find_kind(kinds, (*reader)->api_version, (*reader)->kind) == NULL) {
+        reader++;
     }
-    return strcmp(only, "*") == 0
-               ? gang_scheduler[0] != '\0' && strcmp(gang_scheduler, "volcano") != 0
-               : strcmp(only, gang_scheduler) == 0;
+    return reader == NULL || *reader != NULL;
+}
+
+bool gr_operator_resource_used(const gr_operator_resource *resource,
+                               const gr_operator_kind *const *kinds, const char *gang_scheduler)
+{
+    bool is_volcano = strcmp(gang_scheduler, "volcano") == 0, is_with = false;
+    switch (resource->gang) {
+    case GR_GANG_ALWAYS:
+        is_with = true;
+        break;
+    case GR_GANG_ANY:
+        is_with = gang_scheduler[0] != '\0';
+        break;
+    case GR_GANG_VOLCANO:
+        is_with = is_volcano;
+        break;
+    case GR_GANG_OTHER:
+        is_with = gang_scheduler[0] != '\0' && !is_volcano;
+        break;
+    }
+    return is_with && is_read(resource, kinds);
 }
 
 /* A map of those of the keys that are there. */
@@ -73,20 +95,6 @@ static json_t *pick(const json_t *from, const char *const *keys, bool *no_memory
     }
     *no_memory |= map == NULL;
     return map;
-}
-
-/* The pick of each of a list's items. */
-static json_t *pick_each(const json_t *list, const char *const *keys, bool *no_memory)
-{
-    json_t *items = json_array();
-    size_t i;
-    const json_t *item;
-    json_array_foreach(list, i, item)
-    {
-        gr_object_append(items, pick(item, keys, no_memory), no_memory);
-    }
-    *no_memory |= items == NULL;
-    return items;
 }
 
 static json_t *trim_pod_metadata(const json_t *metadata, bool *no_memory)
@@ -106,32 +114,75 @@ static json_t *trim_pod_metadata(const json_t *metadata, bool *no_memory)
     return trimmed;
 }
 
+/* Readiness, and why a pod finds no node. */
+static json_t *trim_conditions(const json_t *conditions, bool *no_memory)
+{
+    static const char *const of_ready[] = {"type", "status", NULL};
+    static const char *const of_scheduled[] = {"type", "status", "reason", "message", NULL};
+    json_t *kept = json_array();
+    const json_t *ready = gr_object_condition(conditions, "Ready");
+    const json_t *scheduled = gr_object_condition(conditions, "PodScheduled");
+    if (ready != NULL) {
+        gr_object_append(kept, pick(ready, of_ready, no_memory), no_memory);
+    }
+    if (gr_object_is_text(scheduled, "status", "False")) {
+        gr_object_append(kept, pick(scheduled, of_scheduled, no_memory), no_memory);
+    }
+    *no_memory |= kept == NULL;
+    return kept;
+}
+
+/* Of a container that has ended or restarted, or says why it waits; NULL: of another. */
+static json_t *trim_container(const json_t *container, bool *no_memory)
+{
+    static const char *const of_container[] = {"name", NULL};
+    static const char *const of_ended[] = {"exitCode", NULL};
+    static const char *const of_waiting[] = {"reason", "message", NULL};
+    json_t *restarts = json_object_get(container, "restartCount");
+    const json_t *ended = gr_object_at(container, "state.terminated");
+    const json_t *waiting = gr_object_at(container, "state.waiting");
+    bool has_restarted = json_integer_value(restarts) > 0;
+    bool says_why = gr_object_text(waiting, "message") != NULL;
+    if (ended == NULL && !has_restarted && !says_why) {
+        return NULL;
+    }
+    json_t *kept = pick(container, of_container, no_memory);
+    if (has_restarted) {
+        gr_object_put(kept, "restartCount", json_incref(restarts), no_memory);
+    }
+    if (ended != NULL || says_why) {
+        json_t *state = ended != NULL
+                            ? json_pack("{s:o}", "terminated", pick(ended, of_ended, no_memory))
+                            : json_pack("{s:o}", "waiting", pick(waiting, of_waiting, no_memory));
+        gr_object_put(kept, "state", state, no_memory);
+    }
+    return kept;
+}
+
+/* Nothing, where no container is kept. */
+static void keep_containers(json_t *kept, const json_t *status, const char *list, bool *no_memory)
+{
+    size_t i;
+    const json_t *container;
+    json_array_foreach(json_object_get(status, list), i, container)
+    {
+        json_t *one = trim_container(container, no_memory);
+        if (one != NULL) {
+            gr_object_append(gr_object_list(kept, list, no_memory), one, no_memory);
+        }
+    }
+}
+
 static json_t *trim_pod(const json_t *pod, bool *no_memory)
 {
     static const char *const of_spec[] = {"restartPolicy", NULL};
     static const char *const of_status[] = {"phase", "reason", "message", NULL};
-    static const char *const of_condition[] = {"type", "status", NULL};
-    static const char *const of_container[] = {"name", "restartCount", "state", NULL};
     const json_t *status = json_object_get(pod, "status");
     json_t *kept = pick(status, of_status, no_memory), *trimmed = json_object();
-    json_t *conditions = json_array(), *containers = json_object_get(status, "containerStatuses");
-    json_t *ready = gr_object_condition(json_object_get(status, "conditions"), "Ready");
-    if (ready != NULL) {
-        gr_object_append(conditions, pick(ready, of_condition, no_memory), no_memory);
-    }
-    gr_object_put(kept, "conditions", conditions, no_memory);
-    bool is_told = false;
-    size_t i;
-    const json_t *container;
-    json_array_foreach(containers, i, container)
-    {
-        is_told |= gr_object_at(container, "state.terminated") != NULL ||
-                   gr_object_int(container, "restartCount", 0) > 0;
-    }
-    if (is_told) {
-        gr_object_put(kept, "containerStatuses", pick_each(containers, of_container, no_memory),
-                      no_memory);
-    }
+    gr_object_put(kept, "conditions",
+                  trim_conditions(json_object_get(status, "conditions"), no_memory), no_memory);
+    keep_containers(kept, status, "initContainerStatuses", no_memory);
+    keep_containers(kept, status, "containerStatuses", no_memory);
     gr_object_put(trimmed, "metadata",
                   trim_pod_metadata(json_object_get(pod, "metadata"), no_memory), no_memory);
     gr_object_put(trimmed, "spec", pick(json_object_get(pod, "spec"), of_spec, no_memory),
@@ -150,6 +201,9 @@ static json_t *trim_little(const gr_operator_resource *resource, const json_t *o
     json_object_del(trimmed, "kind");
     json_object_del(metadata, "namespace");
     json_object_del(metadata, "managedFields");
+    if (resource->trim == GR_TRIM_STATUS) {
+        json_object_del(trimmed, "status");
+    }
     if (resource->is_job && annotations != NULL) { /* of jobs, only the status is written */
         json_t *fewer = json_copy(annotations);
         json_object_del(fewer, "kubectl.kubernetes.io/last-applied-configuration");

@@ -4,21 +4,31 @@
 
 /* The resources of a cluster that an operator reads and writes. */
 
-#include <jansson.h>
-#include <stdbool.h>
+#include "operator/operator.h"
+
 #include <stddef.h>
 
 typedef enum gr_trim {
     GR_TRIM_LITTLE, /* whole but for managedFields */
+    GR_TRIM_STATUS, /* and but for the status, which nobody reads and which changes all the time */
     GR_TRIM_POD,    /* what gr_operator_view says of pods */
     GR_TRIM_SECRET, /* the values of its data are empty: only the names of keys are read */
 } gr_trim;
 
+/* With which gang scheduler a resource is read. */
+typedef enum gr_gang {
+    GR_GANG_ALWAYS, /* also without one */
+    GR_GANG_ANY,
+    GR_GANG_VOLCANO,
+    GR_GANG_OTHER, /* of scheduler-plugins */
+} gr_gang;
+
 typedef struct gr_operator_resource {
     const char *api_version, *kind;
-    const char *plural;         /* in the paths of the API */
-    const char *selector;       /* a label that all objects of jobs have; NULL: none */
-    const char *gang_scheduler; /* read only with this one, "*": with any other; NULL: always */
+    const char *plural;                     /* in the paths of the API */
+    const char *selector;                   /* a label that all objects of jobs have; NULL: none */
+    const gr_operator_kind *const *readers; /* the kinds that read it, ends with NULL; NULL: all */
+    gr_gang gang;
     gr_trim trim;
     bool is_global; /* belongs to no namespace */
     bool is_job;    /* of one of gr_operator_kinds */
@@ -29,8 +39,9 @@ extern const size_t gr_operator_resource_count;
 
 /* The index of a resource; gr_operator_resource_count: there is none. */
 size_t gr_operator_resource_find(const char *api_version, const char *kind);
-/* Is it read where this is the operator's gang_scheduler ("": none)? */
-bool gr_operator_resource_used(const gr_operator_resource *resource, const char *gang_scheduler);
+/* Is it read by an operator of these kinds (ends with NULL) and this gang_scheduler ("": none)? */
+bool gr_operator_resource_used(const gr_operator_resource *resource,
+                               const gr_operator_kind *const *kinds, const char *gang_scheduler);
 /* What of an object is kept, without apiVersion, kind and namespace; it shares values with it.
  * NULL: no memory. */
 json_t *gr_operator_resource_trim(const gr_operator_resource *resource, const json_t *object);

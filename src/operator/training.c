@@ -149,10 +149,12 @@ static void sort_objects(gr_training *t)
             continue;
         }
         gr_training_role *role = parse_name(t, gr_object_text(object, "metadata.name"), &index);
-        if (role != NULL && index < role->replicas) {
+        bool is_wanted = role != NULL && index < role->replicas, is_ours = is_own(t, object);
+        if (is_wanted && is_ours) {
             (is_pod ? role->pods : role->services)[index] = object;
-        } else if (is_own(t, object)) {
-            gr_object_append(t->surplus, json_incref(object), &t->look.no_memory);
+        } else if (is_wanted || is_ours) {
+            gr_object_append(is_ours ? t->surplus : t->foreign, json_incref(object),
+                             &t->look.no_memory);
         }
     }
 }
@@ -170,10 +172,10 @@ static void tell_change(gr_training *t, const char *done, const char *reason_end
     gr_look_event(&t->look, "Normal", reason, message);
 }
 
-/* Deletes a pod or Service of the job; false: it is another's, or goes already. */
+/* Deletes a pod or Service of the job; false: it is not there, or goes already. */
 static bool delete_own(gr_training *t, const json_t *object)
 {
-    if (object == NULL || !is_own(t, object) || !gr_look_delete(&t->look, object)) {
+    if (object == NULL || !gr_look_delete(&t->look, object)) {
         return false;
     }
     tell_change(t, "Deleted", "Delete", object);
@@ -299,15 +301,33 @@ static void suspend(gr_training *t)
     }
 }
 
-static void resume(gr_training *t)
+static bool has_pods(const gr_training *t)
+{
+    for (size_t r = 0; r < t->role_count; r++) {
+        for (int64_t n = 0; n < t->roles[r].replicas; n++) {
+            if (t->roles[r].pods[n] != NULL) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* False: pods of before still go, and would count as lost ones. */
+static bool resume(gr_training *t)
 {
     char message[GR_EVENT_BYTES];
+    if (holds(t, "Suspended") && has_pods(t)) {
+        delete_objects(t, false);
+        return false;
+    }
     if (holds(t, "Suspended")) {
         snprintf(message, sizeof message, "%s %s is resumed.", t->look.kind, t->look.name);
         gr_training_set_condition(t, "Suspended", false, "Resumed", message);
         gr_training_event(t, "Normal", "Resumed", message);
         gr_object_put_text(t->look.status, "startTime", t->look.view->now, &t->look.no_memory);
     }
+    return true;
 }
 
 /* ---- Limits ---------------------------------------------------------------------------------- */
@@ -381,12 +401,8 @@ static bool waits_for_pod_group(gr_training *t)
         (phase != NULL && phase[0] != '\0' && strcmp(phase, "Pending") != 0)) {
         return t->look.is_stopped;
     }
-    for (size_t r = 0; r < t->role_count; r++) {
-        for (int64_t n = 0; n < t->roles[r].replicas; n++) {
-            if (t->roles[r].pods[n] != NULL) {
-                return false;
-            }
-        }
+    if (has_pods(t)) {
+        return false;
     }
     gr_object_put_default(t->look.status, "lastReconcileTime", json_string(t->look.view->now),
                           &t->look.no_memory);
@@ -479,18 +495,32 @@ static void tell_waiting(gr_training *t, const json_t *pod)
     }
 }
 
+static int64_t count_known(const json_t *counts)
+{
+    return gr_object_int(counts, "active", 0) + gr_object_int(counts, "succeeded", 0) +
+           gr_object_int(counts, "failed", 0);
+}
+
+/* A pod that is taken away has failed, if it was among those that were counted: not one that goes
+ * since the job had fewer pods for a while, or was suspended. */
 static void count_pods(gr_training *t, gr_training_role *role)
 {
+    const json_t *before = status_of_role(t, role);
+    int64_t lost = 0;
     for (int64_t n = 0; n < role->replicas; n++) {
         const json_t *pod = role->pods[n];
-        bool is_running = has_phase(pod, "Running");
-        bool is_lost = is_running && t->kind->restarts_failed &&
+        bool is_running = has_phase(pod, "Running"), has_failed = has_phase(pod, "Failed");
+        bool is_lost = t->kind->restarts_failed && (is_running || has_failed) &&
                        gr_object_at(pod, "metadata.deletionTimestamp") != NULL;
+        lost += is_lost;
         role->active += is_running && !is_lost;
         role->succeeded += has_phase(pod, "Succeeded");
-        role->failed += has_phase(pod, "Failed") || is_lost;
+        role->failed += has_failed && !is_lost;
     }
-    const json_t *before = status_of_role(t, role);
+    int64_t missing = count_known(before) - role->active - role->succeeded - role->failed;
+    if (missing > 0) {
+        role->failed += lost < missing ? lost : missing;
+    }
     role->is_new = role->succeeded != gr_object_int(before, "succeeded", 0) ||
                    role->failed != gr_object_int(before, "failed", 0);
     bool is_told = role->is_new && t->kind->container != NULL;
@@ -501,14 +531,20 @@ static void count_pods(gr_training *t, gr_training_role *role)
 
 /* Creates what is not there; false: something of that name is another's. */
 static bool keep_object(gr_training *t, const gr_training_role *role, int64_t index,
-                        const json_t *there,
+                        const json_t *there, const char *kind,
                         json_t *(*make)(gr_training *, const gr_training_role *, int64_t))
 {
     if (there != NULL) {
-        if (!is_own(t, there)) {
-            gr_look_stop(&t->look, there);
+        return true;
+    }
+    if (json_array_size(t->foreign) > 0) {
+        char name[GR_TRAINING_NAME_BYTES];
+        gr_training_name(t, role, index, name);
+        const json_t *foreign = gr_object_find(t->foreign, "v1", kind, name);
+        if (foreign != NULL) {
+            gr_look_stop(&t->look, foreign);
+            return false;
         }
-        return !t->look.is_stopped;
     }
     json_t *object = make(t, role, index);
     if (object != NULL && t->kind->tell_created != NULL) {
@@ -522,10 +558,12 @@ static bool keep_object(gr_training *t, const gr_training_role *role, int64_t in
 
 static bool keep_role(gr_training *t, gr_training_role *role)
 {
+    int64_t active = gr_object_int(status_of_role(t, role), "active", 0);
     count_pods(t, role);
+    t->has_fewer |= role->active < active;
     for (int64_t n = 0; n < role->replicas && !t->look.no_memory; n++) {
         const json_t *pod = role->pods[n];
-        if (!keep_object(t, role, n, pod, gr_training_pod)) {
+        if (!keep_object(t, role, n, pod, "Pod", gr_training_pod)) {
             return false;
         }
         if (has_phase(pod, "Failed")) {
@@ -534,7 +572,7 @@ static bool keep_role(gr_training *t, gr_training_role *role)
             tell_waiting(t, pod);
         }
         if (t->kind->has_services &&
-            !keep_object(t, role, n, role->services[n], gr_training_service)) {
+            !keep_object(t, role, n, role->services[n], "Service", gr_training_service)) {
             return false;
         }
     }
@@ -554,7 +592,8 @@ static void keep_objects(gr_training *t)
             return;
         }
     }
-    json_array_foreach(t->surplus, i, object)
+    /* They are told to go when the status does not count them any more: see count_pods(). */
+    json_array_foreach(t->has_fewer ? NULL : t->surplus, i, object)
     {
         (void)delete_own(t, object);
     }
@@ -587,8 +626,7 @@ static void look(gr_training *t)
         suspend(t);
         return;
     }
-    resume(t);
-    if (!reaches_limit(t) && !waits_for_pod_group(t)) {
+    if (resume(t) && !reaches_limit(t) && !waits_for_pod_group(t)) {
         keep_objects(t);
     }
 }
@@ -612,9 +650,9 @@ static bool is_for_us(gr_training *t)
 gr_status gr_training_reconcile(const gr_training_kind *kind, const gr_operator_view *view,
                                 gr_operator_result *result_out, gr_diag *diag)
 {
-    gr_training t = {.kind = kind, .surplus = json_array()};
+    gr_training t = {.kind = kind, .surplus = json_array(), .foreign = json_array()};
     gr_look_open(&t.look, view, kind->kind, result_out);
-    t.look.no_memory |= t.surplus == NULL;
+    t.look.no_memory |= t.surplus == NULL || t.foreign == NULL;
     if (!t.look.no_memory) {
         gr_training_set_defaults(&t);
     }
@@ -633,6 +671,7 @@ gr_status gr_training_reconcile(const gr_training_kind *kind, const gr_operator_
         free(t.roles[r].services);
     }
     json_decref(t.surplus);
+    json_decref(t.foreign);
     json_decref(t.cluster);
     return gr_look_close(&t.look, diag);
 }

@@ -23,7 +23,7 @@ typedef struct gr_training_role {
     const char *container;  /* the name of the one that works */
     const char *restart_policy;
     int64_t replicas, port;
-    json_t **pods, **services; /* `replicas` of each, borrowed; NULL: not there */
+    json_t **pods, **services; /* own ones, `replicas` of each, borrowed; NULL: not there */
     int64_t active, succeeded, failed;
     bool is_new; /* are the counts of those that ended other than in the status that was seen? */
 } gr_training_role;
@@ -63,8 +63,10 @@ struct gr_training {
     size_t role_count;
     int64_t replicas; /* of all roles */
     json_t *surplus;  /* an array: own pods and Services that no role wants */
+    json_t *foreign;  /* an array: those of others, with names of ours */
     json_t *cluster;  /* TFJob's: the hosts of all roles, made when it is needed */
     bool is_suspended, is_deleted;
+    bool has_fewer; /* of the pods of a role run than the status says */
 };
 
 /* ---- training.c ------------------------------------------------------------------------------ */

@@ -13,7 +13,8 @@ static const char now[] = "2026-05-01T10:00:00Z";
 void cluster_open(cluster *k)
 {
     GR_CHECK(gr_operator_resource_count <= RESOURCES_MAX);
-    *k = (cluster){.orphaned = json_array(), .alive = json_object(), .version = 100};
+    *k = (cluster){
+        .orphaned = json_array(), .alive = json_object(), .failed = json_object(), .version = 100};
     for (size_t i = 0; i < RESOURCES_MAX; i++) {
         k->objects[i] = json_object();
         k->history[i] = json_array();
@@ -28,6 +29,7 @@ void cluster_close(cluster *k)
     }
     json_decref(k->orphaned);
     json_decref(k->alive);
+    json_decref(k->failed);
 }
 
 size_t cluster_resource(const char *api_version, const char *kind)
@@ -183,9 +185,9 @@ gr_api_answer cluster_call(cluster *k, const char *verb, size_t resource, const 
     return change(k, resource, is, object, strcmp(verb, "status") == 0, object_out);
 }
 
-bool cluster_edit(cluster *k, const char *space, const char *name, const char *path, json_t *value)
+bool cluster_edit(cluster *k, size_t resource, const char *space, const char *name,
+                  const char *path, json_t *value)
 {
-    size_t resource = cluster_resource("kubeflow.org/v2beta1", "MPIJob");
     json_t *job = cluster_find(k, resource, space, name);
     if (job == NULL) {
         json_decref(value);
@@ -220,6 +222,32 @@ static bool is_owned_by(const json_t *object, const char *uid)
     return gr_object_controlled(object, uid);
 }
 
+static bool fail_once(cluster *k, const json_t *pod)
+{
+    char key[512];
+    if (!gr_object_is_text(pod, "metadata.labels.fails", "once") ||
+        json_object_get(k->failed, key_of(pod, key)) != NULL) {
+        return false;
+    }
+    json_t *status, *copy = copy_with_status(pod, &status);
+    json_t *first = json_array_get(gr_object_at(pod, "spec.containers"), 0);
+    put(k->failed, key, json_true());
+    put(status, "phase", json_string("Failed"));
+    put(status, "containerStatuses",
+        json_pack("[{s:O, s:i, s:{s:{s:i}}}]", "name", json_object_get(first, "name"),
+                  "restartCount", 0, "state", "terminated", "exitCode", 137));
+    store(k, pods(), copy, "MODIFIED");
+    return true;
+}
+
+/* A launcher's pod, or the one that stands for a job of training-operator. */
+static bool is_decisive(const json_t *pod)
+{
+    const json_t *labels = gr_object_at(pod, "metadata.labels");
+    const char *role = json_string_value(json_object_get(labels, "training.kubeflow.org/job-role"));
+    return role != NULL && (strcmp(role, "launcher") == 0 || strcmp(role, "master") == 0);
+}
+
 static bool step_pod(cluster *k, const json_t *pod)
 {
     const char *phase = gr_object_text(pod, "status.phase");
@@ -228,11 +256,11 @@ static bool step_pod(cluster *k, const json_t *pod)
         store(k, pods(), json_deep_copy(pod), "DELETED");
         return true;
     }
-    json_t *labels = gr_object_at(pod, "metadata.labels");
-    const char *role = json_string_value(json_object_get(labels, "training.kubeflow.org/job-role"));
-    bool is_pending = strcmp(phase, "Pending") == 0;
-    bool ends = k->may_end && strcmp(phase, "Running") == 0 && strcmp(role, "launcher") == 0;
-    if (!is_pending && !ends) {
+    bool is_pending = strcmp(phase, "Pending") == 0, is_running = strcmp(phase, "Running") == 0;
+    if (is_running && fail_once(k, pod)) {
+        return true;
+    }
+    if (!is_pending && !(k->may_end && is_running && is_decisive(pod))) {
         return false;
     }
     json_t *copy = copy_with_status(pod, &status);
@@ -240,6 +268,23 @@ static bool step_pod(cluster *k, const json_t *pod)
     put(status, "conditions",
         json_pack("[{s:s, s:s}]", "type", "Ready", "status", is_pending ? "True" : "False"));
     store(k, pods(), copy, "MODIFIED");
+    return true;
+}
+
+static size_t pod_groups(void)
+{
+    return cluster_resource("scheduling.volcano.sh/v1beta1", "PodGroup");
+}
+
+static bool step_pod_group(cluster *k, const json_t *group)
+{
+    json_t *status;
+    if (gr_object_text(group, "status.phase") != NULL) {
+        return false;
+    }
+    json_t *copy = copy_with_status(group, &status);
+    put(status, "phase", json_string("Inqueue"));
+    store(k, pod_groups(), copy, "MODIFIED");
     return true;
 }
 
@@ -322,10 +367,10 @@ static bool collect(cluster *k)
 
 bool cluster_step(cluster *k)
 {
-    static bool (*const steps[])(cluster *, const json_t *) = {step_pod, step_job};
-    const size_t resources[] = {pods(), batch_jobs()};
+    static bool (*const steps[])(cluster *, const json_t *) = {step_pod, step_job, step_pod_group};
+    const size_t resources[] = {pods(), batch_jobs(), pod_groups()};
     bool moved = collect(k);
-    for (size_t s = 0; s < 2; s++) {
+    for (size_t s = 0; s < sizeof steps / sizeof steps[0]; s++) {
         json_t *there = json_copy(k->objects[resources[s]]), *object;
         const char *key;
         json_object_foreach(there, key, object)
@@ -345,6 +390,7 @@ static bool is_of_run(const char *key)
                                          "creationTimestamp",
                                          "startTime",
                                          "completionTime",
+                                         "lastReconcileTime",
                                          "lastUpdateTime",
                                          "lastTransitionTime",
                                          "message",
@@ -393,6 +439,48 @@ static void strip(json_t *value)
     }
 }
 
+/* A disturbed run may not have seen that a job ran before it was suspended. */
+static void forget_past(json_t *job)
+{
+    json_t *status = json_object_get(job, "status");
+    if (gr_object_at(status, "conditions.Suspended") != NULL) {
+        json_object_del(status, "replicaStatuses");
+        json_object_del(json_object_get(status, "conditions"), "Running");
+    }
+}
+
+static void forget_environment(json_t *pod)
+{
+    size_t i;
+    json_t *container;
+    json_array_foreach(gr_object_at(pod, "spec.containers"), i, container)
+    {
+        json_object_del(container, "env");
+    }
+}
+
+/* A run may not have seen that the job was not suspended at first. */
+static bool is_of_suspended(const cluster *k, const json_t *object)
+{
+    const json_t *owner = json_array_get(gr_object_at(object, "metadata.ownerReferences"), 0);
+    const char *api_version = gr_object_text(owner, "apiVersion"),
+               *name = gr_object_text(owner, "name");
+    if (owner == NULL || strcmp(api_version, "kubeflow.org/v1") != 0) {
+        return false;
+    }
+    size_t resource = cluster_resource(api_version, gr_object_text(owner, "kind"));
+    const json_t *job =
+        cluster_find(k, resource, gr_object_text(object, "metadata.namespace"), name);
+    return gr_object_holds(gr_object_at(job, "status.conditions"), "Suspended");
+}
+
+const char *cluster_title(size_t resource, char title_out[128])
+{
+    const gr_operator_resource *row = &gr_operator_resources[resource];
+    snprintf(title_out, 128, "%s of %s", row->kind, row->api_version);
+    return title_out;
+}
+
 json_t *cluster_dump(const cluster *k)
 {
     json_t *dump = json_object();
@@ -402,6 +490,9 @@ json_t *cluster_dump(const cluster *k)
         json_object_foreach(k->objects[r], key, object)
         {
             char name[512];
+            if (is_of_suspended(k, object)) {
+                continue;
+            }
             json_t *copy = json_deep_copy(object);
             snprintf(name, sizeof name, "%s", key);
             json_t *owner = json_array_get(gr_object_at(object, "metadata.ownerReferences"), 0);
@@ -410,13 +501,17 @@ json_t *cluster_dump(const cluster *k)
                 json_object_del(json_object_get(copy, "metadata"), "name");
             }
             strip(copy);
+            forget_environment(copy);
+            if (gr_operator_resources[r].is_job) {
+                forget_past(copy);
+            }
             json_object_del(json_object_get(copy, "metadata"), "annotations");
             put(all, name, copy);
         }
-        char key_of_kind[128];
-        snprintf(key_of_kind, sizeof key_of_kind, "%s", gr_operator_resources[r].kind);
+        char title[128];
+        cluster_title(r, title);
         if (json_object_size(all) > 0) {
-            put(dump, key_of_kind, all);
+            put(dump, title, all);
         } else {
             json_decref(all);
         }

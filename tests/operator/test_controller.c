@@ -31,6 +31,18 @@ static json_t *given_key(void *arg)
     return json_pack("{s:s, s:s}", "ssh-privatekey", "cHJpdmF0ZQ==", "ssh-publickey", "cHVibGlj");
 }
 
+/* A job of training-operator with two workers. */
+static json_t *new_training_job(const char *kind, const char *specs, const char *container)
+{
+    json_t *job = json_pack(
+        "{s:s, s:s, s:{s:s, s:s}, s:{s:{s:i}, s:{s:{s:i, s:{s:{s:[{s:s, s:s}]}}}}}}", "apiVersion",
+        "kubeflow.org/v1", "kind", kind, "metadata", "name", "train", "namespace", "lab", "spec",
+        "runPolicy", "ttlSecondsAfterFinished", 60, specs, "Worker", "replicas", 2, "template",
+        "spec", "containers", "name", container, "image", "b");
+    assert_non_null(job);
+    return job;
+}
+
 static json_t *new_job(const char *name)
 {
     json_t *container = json_pack("{s:[{s:s, s:s}]}", "containers", "name", "a", "image", "b");
@@ -61,7 +73,8 @@ static void show_all(fixture *f)
     }
 }
 
-static void open_fixture(fixture *f)
+/* Without jobs. */
+static void open_empty(fixture *f)
 {
     gr_diag diag = {0};
     gr_controller_config config = {.kinds = gr_operator_kinds,
@@ -71,12 +84,24 @@ static void open_fixture(fixture *f)
                                    .jobs_at_once = 1};
     *f = (fixture){.now = {.monotonic_us = 1000, .wall_s = 1777629600}, .events = json_array()};
     cluster_open(&f->k);
-    json_t *job = new_job("train"), *answer = NULL;
-    (void)cluster_call(&f->k, "create", cluster_resource("kubeflow.org/v2beta1", "MPIJob"), job,
-                       &answer);
+    assert_int_equal(gr_controller_create(&config, &f->controller, &diag), GR_OK);
+}
+
+/* Takes the job over. */
+static void submit(fixture *f, json_t *job)
+{
+    json_t *answer = NULL;
+    size_t resource =
+        cluster_resource(gr_object_text(job, "apiVersion"), gr_object_text(job, "kind"));
+    assert_int_equal(cluster_call(&f->k, "create", resource, job, &answer), GR_API_OK);
     json_decref(job);
     json_decref(answer);
-    assert_int_equal(gr_controller_create(&config, &f->controller, &diag), GR_OK);
+}
+
+static void open_fixture(fixture *f)
+{
+    open_empty(f);
+    submit(f, new_job("train"));
 }
 
 static void close_fixture(fixture *f)
@@ -305,6 +330,141 @@ static void controller_event_of_the_past_asks_for_a_list(void **state)
     close_fixture(&f);
 }
 
+/* Lists and looks, until nothing moves. */
+static void live(fixture *f)
+{
+    do {
+        show_all(f);
+        run(f);
+    } while (cluster_step(&f->k));
+}
+
+static bool is_read(const gr_controller *controller, const char *api_version, const char *kind)
+{
+    return gr_controller_uses(controller, cluster_resource(api_version, kind));
+}
+
+static gr_controller *controller_of(const gr_operator_kind *const *kinds, const char *scheduler)
+{
+    gr_diag diag = {0};
+    gr_controller *controller = NULL;
+    gr_controller_config config = {
+        .kinds = kinds, .cluster_domain = "", .gang_scheduler = scheduler, .jobs_at_once = 1};
+    assert_int_equal(gr_controller_create(&config, &controller, &diag), GR_OK);
+    return controller;
+}
+
+/* Rights are given for what is read. */
+static void controller_reads_what_its_kinds_own(void **state)
+{
+    (void)state;
+    static const char rbac[] = "rbac.authorization.k8s.io/v1";
+    static const gr_operator_kind *const tf[] = {&gr_tfjob_v1, NULL};
+    static const gr_operator_kind *const mpi[] = {&gr_mpijob_v1, &gr_mpijob_v2, NULL};
+    gr_controller *c = controller_of(tf, "");
+    assert_true(is_read(c, "kubeflow.org/v1", "TFJob"));
+    assert_true(is_read(c, "v1", "Pod") && is_read(c, "v1", "Service"));
+    assert_false(is_read(c, "kubeflow.org/v1", "PyTorchJob"));
+    assert_false(is_read(c, "v1", "Secret") || is_read(c, "v1", "ConfigMap"));
+    assert_false(is_read(c, "autoscaling/v2", "HorizontalPodAutoscaler"));
+    assert_false(is_read(c, "scheduling.k8s.io/v1", "PriorityClass"));
+    gr_controller_destroy(c);
+    c = controller_of(mpi, "volcano");
+    assert_true(is_read(c, "kubeflow.org/v1", "MPIJob") && is_read(c, rbac, "Role"));
+    assert_true(is_read(c, "scheduling.volcano.sh/v1beta1", "PodGroup"));
+    assert_true(is_read(c, "scheduling.k8s.io/v1", "PriorityClass"));
+    assert_false(is_read(c, "kubeflow.org/v2beta1", "MPIJob")); /* the same jobs once more */
+    assert_false(is_read(c, "v1", "Secret") || is_read(c, "batch/v1", "Job"));
+    assert_false(is_read(c, "scheduling.x-k8s.io/v1alpha1", "PodGroup"));
+    gr_controller_destroy(c);
+    c = controller_of(gr_operator_kinds, "coscheduling");
+    assert_true(is_read(c, "kubeflow.org/v2beta1", "MPIJob"));
+    assert_true(is_read(c, "autoscaling/v2", "HorizontalPodAutoscaler"));
+    assert_true(is_read(c, "scheduling.x-k8s.io/v1alpha1", "PodGroup"));
+    assert_false(is_read(c, rbac, "RoleBinding"));
+    gr_controller_destroy(c);
+}
+
+static const char *owner_of(const json_t *object)
+{
+    json_t *owners = gr_object_at(object, "metadata.ownerReferences");
+    return gr_object_text(json_array_get(owners, 0), "kind");
+}
+
+/* Both want the pod train-worker-0. The one that comes second waits, counts no pod of the other,
+ * takes none away, and gets its own once the other is gone. */
+static void controller_jobs_of_one_name_leave_each_other_in_peace(void **state)
+{
+    (void)state;
+    fixture f;
+    open_empty(&f);
+    size_t pods = cluster_resource("v1", "Pod");
+    size_t tf = cluster_resource("kubeflow.org/v1", "TFJob");
+    size_t pytorch = cluster_resource("kubeflow.org/v1", "PyTorchJob");
+    submit(&f, new_training_job("TFJob", "tfReplicaSpecs", "tensorflow"));
+    gr_controller_lead(f.controller, true);
+    live(&f);
+    submit(&f, new_training_job("PyTorchJob", "pytorchReplicaSpecs", "pytorch"));
+    live(&f);
+    f.now.monotonic_us = f.wake_us;
+    live(&f);
+    assert_string_equal(last_reason(&f), "ErrResourceExists");
+    const json_t *job = cluster_find(&f.k, pytorch, "lab", "train");
+    assert_false(gr_object_holds(gr_object_at(job, "status.conditions"), "Running"));
+    assert_null(gr_object_at(job, "status.replicaStatuses.Worker.active"));
+    assert_int_equal(json_object_size(f.k.objects[pods]), 2);
+    assert_string_equal(owner_of(cluster_find(&f.k, pods, "lab", "train-worker-0")), "TFJob");
+    cluster_edit(&f.k, pytorch, "lab", "train", "spec.runPolicy.suspend", json_true());
+    live(&f);
+    assert_int_equal(json_object_size(f.k.objects[pods]), 2);
+    cluster_edit(&f.k, pytorch, "lab", "train", "spec.runPolicy.suspend", json_false());
+    json_t *answer = NULL;
+    (void)cluster_call(&f.k, "delete", tf, cluster_find(&f.k, tf, "lab", "train"), &answer);
+    json_decref(answer);
+    for (int i = 0; i < 3; i++) {
+        live(&f);
+        f.now.monotonic_us = f.wake_us != INT64_MAX ? f.wake_us : f.now.monotonic_us;
+    }
+    assert_string_equal(owner_of(cluster_find(&f.k, pods, "lab", "train-worker-0")), "PyTorchJob");
+    job = cluster_find(&f.k, pytorch, "lab", "train");
+    assert_int_equal(gr_object_int(job, "status.replicaStatuses.Worker.active", 0), 2);
+    close_fixture(&f);
+}
+
+static void controller_job_goes_when_its_time_to_live_is_over(void **state)
+{
+    (void)state;
+    fixture f;
+    open_empty(&f);
+    size_t tf = cluster_resource("kubeflow.org/v1", "TFJob");
+    submit(&f, new_training_job("TFJob", "tfReplicaSpecs", "tensorflow"));
+    gr_controller_lead(f.controller, true);
+    live(&f);
+    f.k.may_end = true;
+    live(&f);
+    assert_int_equal(json_object_size(f.k.objects[tf]), 1);
+    assert_int_equal(f.wake_us - f.now.monotonic_us, 60000000);
+    f.now.monotonic_us = f.wake_us;
+    f.now.wall_s += 60;
+    gr_controller_action action = next(&f);
+    expect(&action, "delete", "TFJob");
+    assert_non_null(gr_object_text(action.object, "metadata.uid")); /* not one that came since */
+    (void)carry_out(&f, &action);
+    live(&f);
+    const json_t *event = json_array_get(f.events, json_array_size(f.events) - 1);
+    assert_string_equal(gr_object_text(event, "message"), "Deleted job: train");
+    assert_non_null(gr_object_text(event, "involvedObject.uid"));
+    for (size_t r = 0; r < gr_operator_resource_count; r++) {
+        assert_int_equal(json_object_size(f.k.objects[r]), 0);
+    }
+    assert_true(f.wake_us == INT64_MAX);
+    char *text = gr_controller_metrics(f.controller);
+    assert_non_null(strstr(text, "training_operator_jobs_deleted_total{job_namespace=\"lab\","
+                                 "framework=\"tensorflow\"} 1\n"));
+    free(text);
+    close_fixture(&f);
+}
+
 static void controller_counts_and_tells_metrics(void **state)
 {
     (void)state;
@@ -313,10 +473,7 @@ static void controller_counts_and_tells_metrics(void **state)
     open_fixture(&f);
     gr_controller_lead(f.controller, true);
     f.k.may_end = true;
-    do {
-        show_all(&f);
-        run(&f);
-    } while (cluster_step(&f.k));
+    live(&f);
     char *text = gr_controller_metrics(f.controller);
     assert_non_null(text);
     assert_non_null(strstr(text, "\nmpi_operator_jobs_created_total 1\n"));
@@ -354,8 +511,8 @@ static void pack_value_comes_back_the_same(void **state)
     gr_packer_destroy(packer);
 }
 
-/* No secret stays in memory, and no part of a pod that nobody reads. */
-static void resource_trim_keeps_what_reconcilers_read(void **state)
+/* No secret stays in memory. */
+static void resource_trim_keeps_no_secret_and_no_status_of_scalers(void **state)
 {
     (void)state;
     json_t *secret = json_pack("{s:{s:s, s:s, s:[]}, s:{s:s}}", "metadata", "name", "a",
@@ -367,26 +524,59 @@ static void resource_trim_keeps_what_reconcilers_read(void **state)
     assert_string_equal(gr_object_text(secret, "data.ssh-privatekey"), "x"); /* borrowed */
     json_decref(trimmed);
     json_decref(secret);
-    json_t *pod =
-        json_pack("{s:{s:s, s:{s:s, s:s}}, s:{s:s, s:[]}, s:{s:s, s:[{s:s, s:s}, {s:s, s:s}],"
-                  " s:[{s:s, s:i, s:s, s:{s:{s:i}}}]}}",
-                  "metadata", "name", "a", "labels", "team", "x", "training.kubeflow.org/job-name",
-                  "j", "spec", "restartPolicy", "Never", "containers", "status", "phase", "Failed",
-                  "conditions", "type", "Ready", "status", "False", "type", "Initialized", "status",
-                  "True", "containerStatuses", "name", "c", "restartCount", 0, "imageID", "sha",
-                  "state", "terminated", "exitCode", 130);
+    size_t scalers = cluster_resource("autoscaling/v2", "HorizontalPodAutoscaler");
+    json_t *scaler = json_pack("{s:{s:s}, s:{s:i}, s:{s:i}}", "metadata", "name", "a", "spec",
+                               "maxReplicas", 3, "status", "currentReplicas", 2);
+    trimmed = gr_operator_resource_trim(&gr_operator_resources[scalers], scaler);
+    assert_int_equal(gr_object_int(trimmed, "spec.maxReplicas", 0), 3);
+    assert_null(gr_object_at(trimmed, "status"));
+    json_decref(trimmed);
+    json_decref(scaler);
+}
+
+static void expect_trimmed_pod(const char *pod, const char *expected)
+{
+    json_t *object = json_loads(pod, 0, NULL);
+    assert_non_null(object);
     size_t pods = cluster_resource("v1", "Pod");
-    trimmed = gr_operator_resource_trim(&gr_operator_resources[pods], pod);
+    json_t *trimmed = gr_operator_resource_trim(&gr_operator_resources[pods], object);
     char *text = json_dumps(trimmed, JSON_COMPACT);
-    assert_string_equal(
-        text,
-        "{\"metadata\":{\"name\":\"a\",\"labels\":{\"training.kubeflow.org/job-name\":\"j\"}},"
-        "\"spec\":{\"restartPolicy\":\"Never\"},\"status\":{\"phase\":\"Failed\","
-        "\"conditions\":[{\"type\":\"Ready\",\"status\":\"False\"}],\"containerStatuses\":"
-        "[{\"name\":\"c\",\"restartCount\":0,\"state\":{\"terminated\":{\"exitCode\":130}}}]}}");
+    assert_string_equal(text, expected);
     free(text);
     json_decref(trimmed);
-    json_decref(pod);
+    json_decref(object);
+}
+
+static void resource_trimmed_pod_has_what_reconcilers_read(void **state)
+{
+    (void)state;
+    expect_trimmed_pod(
+        "{\"apiVersion\":\"v1\",\"kind\":\"Pod\",\"metadata\":{\"name\":\"a\",\"labels\":{"
+        "\"team\":\"x\",\"training.kubeflow.org/job-name\":\"j\"}},\"spec\":{\"restartPolicy\":"
+        "\"Never\",\"containers\":[]},\"status\":{\"phase\":\"Failed\",\"reason\":\"Evicted\","
+        "\"conditions\":[{\"type\":\"Ready\",\"status\":\"False\",\"reason\":\"r\"},{\"type\":"
+        "\"Initialized\",\"status\":\"True\"},{\"type\":\"PodScheduled\",\"status\":\"True\"}],"
+        "\"containerStatuses\":[{\"name\":\"c\",\"restartCount\":0,\"imageID\":\"sha\","
+        "\"state\":{\"terminated\":{\"exitCode\":130,\"reason\":\"Error\"}}},{\"name\":\"d\","
+        "\"restartCount\":2,\"state\":{\"running\":{}}}]}}",
+        "{\"metadata\":{\"name\":\"a\",\"labels\":{\"training.kubeflow.org/job-name\":\"j\"}},"
+        "\"spec\":{\"restartPolicy\":\"Never\"},\"status\":{\"phase\":\"Failed\",\"reason\":"
+        "\"Evicted\",\"conditions\":[{\"type\":\"Ready\",\"status\":\"False\"}],"
+        "\"containerStatuses\":[{\"name\":\"c\",\"state\":{\"terminated\":{\"exitCode\":130}}},"
+        "{\"name\":\"d\",\"restartCount\":2}]}}");
+    expect_trimmed_pod(
+        "{\"metadata\":{\"name\":\"a\"},\"spec\":{},\"status\":{\"phase\":\"Pending\","
+        "\"conditions\":[{\"type\":\"PodScheduled\",\"status\":\"False\",\"reason\":"
+        "\"Unschedulable\",\"message\":\"no node\",\"lastProbeTime\":null}],"
+        "\"initContainerStatuses\":[{\"name\":\"i\",\"ready\":false,\"restartCount\":1,\"state\":"
+        "{\"waiting\":{\"reason\":\"CrashLoopBackOff\",\"message\":\"back-off\"}}}],"
+        "\"containerStatuses\":[{\"name\":\"c\",\"restartCount\":0,\"state\":{\"waiting\":"
+        "{\"reason\":\"PodInitializing\"}}}]}}",
+        "{\"metadata\":{\"name\":\"a\",\"labels\":{}},\"spec\":{},\"status\":{\"phase\":"
+        "\"Pending\",\"conditions\":[{\"type\":\"PodScheduled\",\"status\":\"False\",\"reason\":"
+        "\"Unschedulable\",\"message\":\"no node\"}],\"initContainerStatuses\":[{\"name\":\"i\","
+        "\"restartCount\":1,\"state\":{\"waiting\":{\"reason\":\"CrashLoopBackOff\",\"message\":"
+        "\"back-off\"}}}]}}");
 }
 
 int main(void)
@@ -399,9 +589,13 @@ int main(void)
         cmocka_unit_test(controller_object_of_another_in_the_way_is_told_and_retried),
         cmocka_unit_test(controller_with_a_stale_cache_creates_nothing_twice),
         cmocka_unit_test(controller_event_of_the_past_asks_for_a_list),
+        cmocka_unit_test(controller_reads_what_its_kinds_own),
+        cmocka_unit_test(controller_jobs_of_one_name_leave_each_other_in_peace),
+        cmocka_unit_test(controller_job_goes_when_its_time_to_live_is_over),
         cmocka_unit_test(controller_counts_and_tells_metrics),
         cmocka_unit_test(pack_value_comes_back_the_same),
-        cmocka_unit_test(resource_trim_keeps_what_reconcilers_read),
+        cmocka_unit_test(resource_trim_keeps_no_secret_and_no_status_of_scalers),
+        cmocka_unit_test(resource_trimmed_pod_has_what_reconcilers_read),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,7 +3,8 @@
 /* The loop of the operator against a cluster in memory that disturbs it: watches that stop, lose,
  * repeat and swap events, an API server that is away or answers into nothing, conflicts, two
  * operators of which one leads and each may be started anew at any moment, and a clock that steps.
- * What is left in the end must be what an undisturbed run leaves.
+ * What is left in the end must be what an undisturbed run leaves. A script is the kinds of jobs,
+ * the gang scheduler and what users do; jobs of several kinds have the same names.
  *
  *     test_operator_controller_chaos [SEEDS [FIRST]] */
 
@@ -22,9 +23,10 @@
 #include <cmocka.h>
 
 enum {
-    SEEDS = 200,
-    SCRIPTS = 5,
+    SEEDS = 360,
     JOBS = 6,
+    KINDS_MAX = 3,
+    TTL_S = 30,
     TICK_US = 20000,
     DISTURBED_TICKS = 250,
     TICKS_MAX = 20000,
@@ -33,6 +35,77 @@ enum {
 };
 
 static long seeds = SEEDS, first_seed = 1;
+
+/* A kind of jobs, as they are here. */
+typedef struct job_kind {
+    const gr_operator_kind *kind;
+    const char *specs, *container, *scaled; /* the role that users scale; NULL: none */
+    const char *roles[3][3];                /* of job number % 3 */
+} job_kind;
+
+/* Names of objects do not meet where jobs of several kinds have one name: there MPI jobs have no
+ * workers, and TensorFlow's other roles than PyTorch's. */
+static const job_kind
+    mpi_v2 = {&gr_mpijob_v2,
+              "mpiReplicaSpecs",
+              "a",
+              "Worker",
+              {{"Launcher", "Worker"}, {"Launcher", "Worker"}, {"Launcher", "Worker"}}},
+    mpi_v1 = {&gr_mpijob_v1,
+              "mpiReplicaSpecs",
+              "a",
+              "Worker",
+              {{"Launcher", "Worker"}, {"Launcher", "Worker"}, {"Launcher", "Worker"}}},
+    pytorch = {&gr_pytorchjob_v1,
+               "pytorchReplicaSpecs",
+               "pytorch",
+               "Worker",
+               {{"Master", "Worker"}, {"Worker"}, {"Master", "Worker"}}},
+    tensorflow = {&gr_tfjob_v1,
+                  "tfReplicaSpecs",
+                  "tensorflow",
+                  "PS",
+                  {{"Chief", "PS", "Worker"}, {"PS", "Worker"}, {"Master", "PS"}}},
+    lone_mpi_v2 = {&gr_mpijob_v2,
+                   "mpiReplicaSpecs",
+                   "a",
+                   NULL,
+                   {{"Launcher"}, {"Launcher"}, {"Launcher"}}},
+    lone_mpi_v1 = {&gr_mpijob_v1,
+                   "mpiReplicaSpecs",
+                   "a",
+                   NULL,
+                   {{"Launcher"}, {"Launcher"}, {"Launcher"}}},
+    lone_tensorflow = {&gr_tfjob_v1,
+                       "tfReplicaSpecs",
+                       "tensorflow",
+                       "PS",
+                       {{"Chief", "PS"}, {"Chief", "PS"}, {"Chief", "Evaluator", "PS"}}};
+
+static const gr_operator_kind *const v1_kinds[] = {&gr_mpijob_v1, &gr_pytorchjob_v1, &gr_tfjob_v1,
+                                                   NULL};
+
+typedef struct script {
+    const gr_operator_kind *const *served;
+    const char *gang_scheduler;
+    const job_kind *kinds[KINDS_MAX + 1]; /* ends with NULL: a job of each for each name */
+} script;
+
+/* Jobs of one name would share a PodGroup: with a gang scheduler, one of them waits for ever. */
+static const script scripts[] = {
+    {gr_operator_kinds, "", {&mpi_v2}},
+    {gr_operator_kinds, "", {&pytorch}},
+    {gr_operator_kinds, "", {&tensorflow}},
+    {v1_kinds, "", {&mpi_v1}},
+    {gr_operator_kinds, "", {&pytorch, &lone_tensorflow, &lone_mpi_v2}},
+    {v1_kinds, "", {&lone_mpi_v1, &pytorch, &lone_tensorflow}},
+    {gr_operator_kinds, "volcano", {&mpi_v2}},
+    {gr_operator_kinds, "volcano", {&pytorch}},
+    {v1_kinds, "volcano", {&tensorflow}},
+    {gr_operator_kinds, "coscheduling", {&pytorch}},
+    {gr_operator_kinds, "coscheduling", {&tensorflow}},
+    {v1_kinds, "coscheduling", {&mpi_v1}}};
+enum { SCRIPTS = sizeof scripts / sizeof scripts[0] };
 
 typedef struct call {
     gr_controller_job *job; /* NULL: a free place */
@@ -63,6 +136,7 @@ typedef struct instance {
 
 typedef struct world {
     cluster k;
+    const script *script;
     instance operators[2];
     int leader; /* -1: none */
     bool is_disturbed, is_away;
@@ -111,9 +185,9 @@ static void begin_list(world *w, instance *o, size_t r)
 static void start_operator(world *w, instance *o)
 {
     gr_diag diag = {0};
-    gr_controller_config config = {.kinds = gr_operator_kinds,
+    gr_controller_config config = {.kinds = w->script->served,
                                    .cluster_domain = "",
-                                   .gang_scheduler = "",
+                                   .gang_scheduler = w->script->gang_scheduler,
                                    .ssh_key = given_key,
                                    .jobs_at_once = 3};
     *o = (instance){.wake_us = 0};
@@ -295,67 +369,127 @@ static bool run_loop(world *w, instance *o)
 }
 
 /* ---- A run ----------------------------------------------------------------------------------- */
-static void add_job(world *w, int number)
+static const char *space_of(int number)
+{
+    return number % 2 == 0 ? "lab" : "shop";
+}
+
+static size_t resource_of(const job_kind *kind)
+{
+    return cluster_resource(kind->kind->api_version, kind->kind->kind);
+}
+
+static bool is_launching(const char *role)
+{
+    return strcmp(role, "Launcher") == 0 || strcmp(role, "Master") == 0 ||
+           strcmp(role, "Chief") == 0;
+}
+
+/* A worker of job 0 fails once, where such jobs make them anew. */
+static json_t *replica_spec(const job_kind *kind, int number, const char *role)
+{
+    bool fails = number == 0 && strcmp(role, kind->scaled != NULL ? kind->scaled : "") == 0 &&
+                 (kind->kind == &gr_pytorchjob_v1 || kind->kind == &gr_tfjob_v1);
+    json_t *spec = json_pack("{s:i, s:{s:{s:[{s:s, s:s}]}}}", "replicas",
+                             is_launching(role) ? 1 : 1 + number % 3, "template", "spec",
+                             "containers", "name", kind->container, "image", "b");
+    if (fails) {
+        json_object_set_new(spec, "restartPolicy", json_string("ExitCode"));
+        json_object_set_new(json_object_get(spec, "template"), "metadata",
+                            json_pack("{s:{s:s}}", "labels", "fails", "once"));
+    }
+    return spec;
+}
+
+static void add_job(world *w, const job_kind *kind, int number)
 {
     static const char *const policies[] = {"None", "Running", "All"};
     char name[16];
-    json_t *answer = NULL;
+    json_t *answer = NULL, *specs = json_object();
     snprintf(name, sizeof name, "job-%d", number);
-    json_t *container = json_pack("{s:[{s:s, s:s}]}", "containers", "name", "a", "image", "b");
-    json_t *job = json_pack(
-        "{s:s, s:s, s:{s:s, s:s}, s:{s:s, s:{s:s}, s:{s:{s:{s:O}}, s:{s:i, s:{s:O}}}}}",
-        "apiVersion", "kubeflow.org/v2beta1", "kind", "MPIJob", "metadata", "name", name,
-        "namespace", number % 2 == 0 ? "lab" : "shop", "spec", "launcherCreationPolicy",
-        number % 3 == 1 ? "WaitForWorkersReady" : "AtStartup", "runPolicy", "cleanPodPolicy",
-        policies[number % 3], "mpiReplicaSpecs", "Launcher", "template", "spec", container,
-        "Worker", "replicas", 1 + number % 3, "template", "spec", container);
-    size_t resource = cluster_resource("kubeflow.org/v2beta1", "MPIJob");
-    gr_api_answer made = cluster_call(&w->k, "create", resource, job, &answer);
-    assert_int_equal(made, GR_API_OK);
+    for (int i = 0; i < 3 && kind->roles[number % 3][i] != NULL; i++) {
+        const char *role = kind->roles[number % 3][i];
+        json_object_set_new(specs, role, replica_spec(kind, number, role));
+    }
+    json_t *job = json_pack("{s:s, s:s, s:{s:s, s:s}, s:{s:o, s:{s:s}}}", "apiVersion",
+                            kind->kind->api_version, "kind", kind->kind->kind, "metadata", "name",
+                            name, "namespace", space_of(number), "spec", kind->specs, specs,
+                            "runPolicy", "cleanPodPolicy", policies[number % 3]);
+    json_t *spec = json_object_get(job, "spec");
+    if (kind->kind == &gr_mpijob_v2) {
+        json_object_set_new(spec, "launcherCreationPolicy",
+                            json_string(number % 3 == 1 ? "WaitForWorkersReady" : "AtStartup"));
+    } else if (number % 3 == 2) {
+        json_object_set_new(json_object_get(spec, "runPolicy"), "ttlSecondsAfterFinished",
+                            json_integer(TTL_S));
+    } else if (number % 3 == 1 && kind->kind == &gr_pytorchjob_v1) {
+        json_object_set_new(spec, "elasticPolicy",
+                            json_pack("{s:i, s:i, s:[{s:s}]}", "minReplicas", 1, "maxReplicas", 8,
+                                      "metrics", "type", "Resource"));
+    }
+    assert_int_equal(cluster_call(&w->k, "create", resource_of(kind), job, &answer), GR_API_OK);
     json_decref(answer);
     json_decref(job);
-    json_decref(container);
 }
 
-static void remove_job(world *w, int number)
+static void remove_job(world *w, const job_kind *kind, int number)
 {
     char name[16];
     json_t *answer = NULL;
     snprintf(name, sizeof name, "job-%d", number);
-    json_t *job = json_pack("{s:{s:s, s:s}}", "metadata", "name", name, "namespace",
-                            number % 2 == 0 ? "lab" : "shop");
-    size_t resource = cluster_resource("kubeflow.org/v2beta1", "MPIJob");
-    (void)cluster_call(&w->k, "delete", resource, job, &answer);
+    json_t *job =
+        json_pack("{s:{s:s, s:s}}", "metadata", "name", name, "namespace", space_of(number));
+    (void)cluster_call(&w->k, "delete", resource_of(kind), job, &answer);
     json_decref(answer);
     json_decref(job);
 }
 
-/* The same at the same ticks, whatever disturbs the operators. Job 0 is left in peace. */
-static void edit(world *w, int script, int tick)
+static void scale(world *w, const job_kind *kind, int number, int64_t replicas)
+{
+    char name[16], path[128];
+    if (kind->scaled != NULL) {
+        snprintf(name, sizeof name, "job-%d", number);
+        snprintf(path, sizeof path, "spec.%s.%s.replicas", kind->specs, kind->scaled);
+        cluster_edit(&w->k, resource_of(kind), space_of(number), name, path,
+                     json_integer(replicas));
+    }
+}
+
+/* The same at the same ticks, whatever disturbs the operators. Jobs 0 are left in peace. */
+static void edit(world *w, int tick)
 {
     if (tick % 10 != 0 || tick >= DISTURBED_TICKS) {
         return;
     }
-    world own = {.random = (uint64_t)script * 1000 + (uint64_t)tick};
+    const job_kind *const *kinds = w->script->kinds;
+    size_t kind_count = 0;
+    for (; kinds[kind_count] != NULL; kind_count++) {
+        if (tick < 10 * JOBS) {
+            add_job(w, kinds[kind_count], tick / 10);
+        }
+    }
+    if (tick < 10 * JOBS) {
+        return;
+    }
+    world own = {.random = (uint64_t)(w->script - scripts) * 1000 + (uint64_t)tick};
     int number = 1 + (int)draw(&own, JOBS - 1), what = (int)draw(&own, 10);
-    const char *space = number % 2 == 0 ? "lab" : "shop";
+    const job_kind *kind = kinds[draw(&own, kind_count)];
     char name[16];
     snprintf(name, sizeof name, "job-%d", number);
-    size_t resource = cluster_resource("kubeflow.org/v2beta1", "MPIJob");
-    bool is_there = cluster_find(&w->k, resource, space, name) != NULL;
-    if (tick < 10 * JOBS) {
-        add_job(w, tick / 10);
-    } else if (what < 3 && is_there) {
-        cluster_edit(&w->k, space, name, "spec.runPolicy.suspend", json_boolean(what == 0));
-    } else if (what < 5 && is_there) {
-        json_t *replicas = json_integer(1 + (int)draw(&own, 4));
-        cluster_edit(&w->k, space, name, "spec.mpiReplicaSpecs.Worker.replicas", replicas);
-    } else if (what < 7 && is_there) {
-        cluster_edit(&w->k, space, name, "metadata.annotations.note", json_integer(tick));
+    const char *space = space_of(number);
+    bool is_there = cluster_find(&w->k, resource_of(kind), space, name) != NULL;
+    if (!is_there) {
+        add_job(w, kind, number);
+    } else if (what < 3) {
+        cluster_edit(&w->k, resource_of(kind), space, name, "spec.runPolicy.suspend",
+                     json_boolean(what == 0));
+    } else if (what < 5) {
+        scale(w, kind, number, 1 + (int64_t)draw(&own, 4));
+    } else if (what < 7) {
+        cluster_edit(&w->k, resource_of(kind), space, name, "metadata.annotations.note",
+                     json_integer(tick));
     } else if (what == 7) {
-        remove_job(w, number);
-    } else if (!is_there) {
-        add_job(w, number);
+        remove_job(w, kind, number);
     }
 }
 
@@ -390,10 +524,10 @@ static int64_t wake(const world *w)
     return a < b ? a : b;
 }
 
-static bool tick(world *w, int script, int number)
+static bool tick(world *w, int number)
 {
     bool is_busy = false;
-    edit(w, script, number);
+    edit(w, number);
     disturb(w);
     for (int i = 0; i < 2; i++) {
         instance *o = &w->operators[i];
@@ -410,13 +544,13 @@ static bool tick(world *w, int script, int number)
 }
 
 /* Until nothing moves any more, and nobody wants to look again. */
-static void settle(world *w, int script)
+static void settle(world *w)
 {
     int quiet = 0;
     w->is_disturbed = false;
     for (int number = DISTURBED_TICKS; quiet < QUIET_TICKS; number++) {
         assert_true(number < TICKS_MAX);
-        quiet = tick(w, script, number) ? 0 : quiet + 1;
+        quiet = tick(w, number) ? 0 : quiet + 1;
         w->now_us += TICK_US;
         int64_t wake_us = wake(w);
         if (quiet == QUIET_TICKS && wake_us != INT64_MAX) {
@@ -445,27 +579,33 @@ static int count_created(const cluster *k)
 }
 
 /* What is left of running jobs, when launchers have ended, and after all jobs are deleted. */
-static json_t *run(int script, uint64_t seed)
+static json_t *run(int which, uint64_t seed)
 {
-    world w = {.random = seed * UINT64_C(7919), .now_us = 1000000, .wall_step_s = 1777629600};
+    world w = {.script = &scripts[which],
+               .random = seed * UINT64_C(7919),
+               .now_us = 1000000,
+               .wall_step_s = 1777629600};
     cluster_open(&w.k);
     w.is_disturbed = seed != 0;
     start_operator(&w, &w.operators[0]);
     start_operator(&w, &w.operators[1]);
     for (int number = 0; number < DISTURBED_TICKS; number++) {
-        (void)tick(&w, script, number);
+        (void)tick(&w, number);
         w.now_us += TICK_US;
     }
-    settle(&w, script);
+    settle(&w);
     json_t *running = cluster_dump(&w.k);
     w.k.may_end = true;
-    settle(&w, script);
+    settle(&w);
     json_t *ended = cluster_dump(&w.k);
     json_t *created = json_integer(count_created(&w.k));
-    for (int number = 0; number < JOBS; number++) {
-        remove_job(&w, number);
+    for (int i = 0; i < KINDS_MAX * JOBS; i++) {
+        if (w.script->kinds[i / JOBS] == NULL) {
+            break;
+        }
+        remove_job(&w, w.script->kinds[i / JOBS], i % JOBS);
     }
-    settle(&w, script);
+    settle(&w);
     json_t *left = cluster_dump(&w.k);
     for (int i = 0; i < 2; i++) {
         char *metrics = gr_controller_metrics(w.operators[i].controller);
@@ -497,8 +637,10 @@ static void assert_same(const json_t *is, const json_t *should, const char *part
         return;
     }
     for (size_t r = 0; r < gr_operator_resource_count; r++) {
-        const char *key, *kind = gr_operator_resources[r].kind;
-        json_t *left = json_object_get(a, kind), *right = json_object_get(b, kind);
+        char title[128];
+        const char *key;
+        json_t *left = json_object_get(a, cluster_title(r, title));
+        json_t *right = json_object_get(b, title);
         json_object_foreach(left, key, object)
         {
             if (!json_equal(object, json_object_get(right, key))) {
@@ -512,28 +654,29 @@ static void assert_same(const json_t *is, const json_t *should, const char *part
             }
         }
     }
-    fail_msg("seed %" PRIu64 ": %s differs", seed, part);
+    char *text = json_dumps(a, JSON_ENCODE_ANY | JSON_COMPACT);
+    fail_msg("seed %" PRIu64 ": %s differs (%.40s)", seed, part, text);
 }
 
 static void controller_disturbed_leaves_what_an_undisturbed_one_leaves(void **state)
 {
     (void)state;
     json_t *expected[SCRIPTS];
-    for (int script = 0; script < SCRIPTS; script++) {
-        expected[script] = run(script, 0);
-        assert_int_equal(json_object_size(json_object_get(expected[script], "left")), 0);
+    for (int which = 0; which < SCRIPTS; which++) {
+        expected[which] = run(which, 0);
+        assert_int_equal(json_object_size(json_object_get(expected[which], "left")), 0);
     }
     for (uint64_t seed = (uint64_t)first_seed; seed < (uint64_t)(first_seed + seeds); seed++) {
-        int script = (int)(seed % SCRIPTS);
-        json_t *is = run(script, seed);
-        assert_same(is, expected[script], "running", seed);
-        assert_same(is, expected[script], "ended", seed);
-        assert_same(is, expected[script], "left", seed);
-        assert_same(is, expected[script], "created", seed);
+        int which = (int)(seed % SCRIPTS);
+        json_t *is = run(which, seed);
+        assert_same(is, expected[which], "running", seed);
+        assert_same(is, expected[which], "ended", seed);
+        assert_same(is, expected[which], "left", seed);
+        assert_same(is, expected[which], "created", seed);
         json_decref(is);
     }
-    for (int script = 0; script < SCRIPTS; script++) {
-        json_decref(expected[script]);
+    for (int which = 0; which < SCRIPTS; which++) {
+        json_decref(expected[which]);
     }
 }
 
