@@ -22,6 +22,8 @@ struct gr_kube_call {
     char permission[GR_KUBE_TARGET_BYTES]; /* the right that it takes: "\"create\" on pods ..." */
     int64_t timeout_us;
     gr_kube_item *item;
+    gr_kube_cut *cut;
+    const void *cut_arg;
     gr_kube_done *done;
     void *arg;
 

@@ -231,6 +231,8 @@ static bool take_data(void *arg, int code, const char *bytes, size_t size_bytes)
                                    : call->verb == GR_KUBE_WATCH ? GR_KUBE_STREAM_SEQUENCE
                                                                  : GR_KUBE_STREAM_ONE;
         gr_kube_stream_init(&call->stream, kind, call->kube->object_bytes_max, take_item, call);
+        call->stream.cut = call->cut;
+        call->stream.cut_arg = call->cut_arg;
         call->has_stream = true;
     }
     call->stream_status = gr_kube_stream_feed(&call->stream, bytes, size_bytes, &call->stream_diag);

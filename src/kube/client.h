@@ -94,6 +94,10 @@ typedef void gr_kube_done(void *arg, const gr_kube_answer *answer);
  * expired); what came before does not count. */
 typedef void gr_kube_item(void *arg, json_t *object);
 
+/* Takes out of the text of an object what nobody wants, before it is parsed; returns how much of it
+ * is left, at its begin. */
+typedef size_t gr_kube_cut(const void *cut_arg, char *text, size_t size_bytes);
+
 /* All is borrowed for the call of gr_kube_submit, but `arg`. NULL or zero: there is none. */
 typedef struct gr_kube_request {
     gr_kube_verb verb;
@@ -111,6 +115,8 @@ typedef struct gr_kube_request {
     bool force;                /* APPLY takes fields from other managers */
     int64_t timeout_us;        /* of one attempt; 0: the client's */
     gr_kube_item *item;        /* of a LIST; needed there */
+    gr_kube_cut *cut;          /* of a LIST, for each item */
+    const void *cut_arg;       /* borrowed until the end */
     gr_kube_done *done;        /* needed */
     void *arg;                 /* of both */
 } gr_kube_request;

@@ -214,6 +214,8 @@ gr_status gr_kube_call_fill(gr_kube_call *call, const gr_kube_request *request, 
     call->verb = request->verb;
     call->timeout_us = request->timeout_us;
     call->item = request->item;
+    call->cut = request->cut;
+    call->cut_arg = request->cut_arg;
     call->done = request->done;
     call->arg = request->arg;
     call->path = make_path(request);

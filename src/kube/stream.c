@@ -64,7 +64,11 @@ static json_t *parse(const gr_kube_text *text, gr_diag *diag)
 
 static gr_status hand_out(gr_kube_stream *stream, gr_diag *diag)
 {
-    json_t *object = parse(&stream->object, diag);
+    gr_kube_text *text = &stream->object;
+    if (stream->cut != NULL) {
+        text->used_bytes = stream->cut(stream->cut_arg, text->bytes, text->used_bytes);
+    }
+    json_t *object = parse(text, diag);
     if (object == NULL) {
         return GR_E_PROTOCOL;
     }

@@ -28,6 +28,8 @@ typedef struct gr_kube_stream {
     size_t object_bytes_max; /* of an object, and of the rest */
     gr_kube_stream_item *item;
     void *arg;
+    size_t (*cut)(const void *cut_arg, char *text, size_t size_bytes); /* gr_kube_cut, or NULL */
+    const void *cut_arg;
     gr_kube_text object, rest;
     int depth;      /* of lists and maps around the next byte */
     int item_depth; /* at which objects stand, -1: not in a place where there are any */

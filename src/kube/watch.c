@@ -235,6 +235,8 @@ static void begin(void *arg)
                                .label_selector = watch->options.label_selector,
                                .field_selector = watch->options.field_selector,
                                .item = lists ? take_listed : take_event,
+                               .cut = watch->options.cut,
+                               .cut_arg = watch->options.cut_arg,
                                .done = lists ? end_list : end_watching,
                                .arg = watch};
     watch->resync_told = false;
@@ -282,6 +284,8 @@ gr_status gr_kube_watch_start(gr_kube *kube, const gr_kube_watch_options *option
                                .label_selector = own->label_selector,
                                .field_selector = own->field_selector,
                                .item = take_listed,
+                               .cut = own->cut,
+                               .cut_arg = own->cut_arg,
                                .done = end_list,
                                .arg = watch};
     gr_status status = failed ? gr_fail(diag, GR_E_NO_MEMORY, "no memory for a watch")

@@ -44,6 +44,10 @@ typedef struct gr_kube_watch_options {
                          * send a bookmark each minute. */
     gr_kube_watch_handler *handler;
     void *arg;
+    /* Of objects in lists and of events about them, {"type", "object"}: it leaves
+     * metadata.resourceVersion and what tells of errors. NULL: none. */
+    gr_kube_cut *cut;
+    const void *cut_arg; /* borrowed for the life of the watch */
 } gr_kube_watch_options;
 
 /* Texts are copied. Failures of the server come as TROUBLE. GR_E_INVALID, GR_E_NO_MEMORY. */

@@ -16,7 +16,7 @@ static const char job_name_label[] = "training.kubeflow.org/job-name";
 
 struct gr_cache_entry {
     gr_cache_node node;
-    gr_cache_entry *next; /* of the group */
+    gr_cache_entry *next, **here; /* of the group; what points at this one */
     gr_cache_group *group;
     unsigned char *packed;
     uint64_t version; /* of the resource; 0: it is no number */
@@ -228,6 +228,10 @@ static gr_cache_entry *add_entry(gr_cache *cache, size_t resource, gr_cache_grou
     put_node(&cache->entries, &entry->node, hash_of(group->space, name, resource));
     entry->group = group;
     entry->next = group->entries;
+    entry->here = &group->entries;
+    if (entry->next != NULL) {
+        entry->next->here = &entry->next;
+    }
     group->entries = entry;
     return entry;
 }
@@ -236,11 +240,10 @@ static gr_cache_entry *add_entry(gr_cache *cache, size_t resource, gr_cache_grou
 static void free_entry(gr_cache *cache, gr_cache_entry *entry)
 {
     take_node(&cache->entries, &entry->node);
-    gr_cache_entry **at = &entry->group->entries;
-    while (*at != entry) {
-        at = &(*at)->next;
+    *entry->here = entry->next;
+    if (entry->next != NULL) {
+        entry->next->here = entry->here;
     }
-    *at = entry->next;
     free(entry->packed);
     free(entry);
 }

@@ -166,6 +166,35 @@ static void nothing_comes_after_the_last_one_that_is_wanted(void **state)
     gr_kube_stream_fini(&stream);
 }
 
+/* Leaves the first `cut_arg` bytes and a brace. */
+static size_t cut_short(const void *cut_arg, char *text, size_t size_bytes)
+{
+    size_t left = *(const size_t *)cut_arg;
+    assert_true(left < size_bytes);
+    text[left] = '}';
+    return left + 1;
+}
+
+static void objects_are_cut_before_they_are_parsed(void **state)
+{
+    (void)state;
+    static const char text[] = "{\"items\":[{\"a\":1,\"b\":2},{\"a\":3,\"b\":[{}]}],\"c\":4}";
+    size_t left = 6;
+    gr_kube_stream stream;
+    gr_diag diag = {0};
+    seen all = {0};
+    json_t *rest = NULL;
+    gr_kube_stream_init(&stream, GR_KUBE_STREAM_LIST, 100, see, &all);
+    stream.cut = cut_short;
+    stream.cut_arg = &left;
+    assert_int_equal(gr_kube_stream_feed(&stream, text, sizeof text - 1, &diag), GR_OK);
+    assert_int_equal(gr_kube_stream_end(&stream, &rest, &diag), GR_OK);
+    assert_string_equal(all.text, "{\"a\":1}|{\"a\":3}|");
+    assert_int_equal(json_integer_value(json_object_get(rest, "c")), 4);
+    json_decref(rest);
+    gr_kube_stream_fini(&stream);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -175,6 +204,7 @@ int main(void)
         cmocka_unit_test(garbage_is_explained),
         cmocka_unit_test(objects_are_bounded),
         cmocka_unit_test(nothing_comes_after_the_last_one_that_is_wanted),
+        cmocka_unit_test(objects_are_cut_before_they_are_parsed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

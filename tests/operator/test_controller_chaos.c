@@ -23,7 +23,7 @@
 #include <cmocka.h>
 
 enum {
-    SEEDS = 360,
+    SEEDS = 240,
     JOBS = 6,
     KINDS_MAX = 3,
     TTL_S = 30,
