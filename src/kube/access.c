@@ -133,6 +133,19 @@ static gr_status open_found(const gr_kube_access_options *options, const char *l
                    list);
 }
 
+static gr_status replace_server(const char *server, gr_kube_access *access, gr_diag *diag)
+{
+    char *own = gr_arena_strdup(&access->source->arena, server);
+    const char *trouble = own != NULL ? gr_kube_check_server(own) : NULL;
+    access->server = own;
+    if (own == NULL) {
+        return no_memory(diag);
+    }
+    return trouble != NULL
+               ? gr_fail(diag, GR_E_INVALID, "the server \"%.200s\" %s", server, trouble)
+               : GR_OK;
+}
+
 gr_status gr_kube_access_open(const gr_kube_access_options *options, gr_kube_access **access_out,
                               gr_diag *diag)
 {
@@ -161,6 +174,9 @@ gr_status gr_kube_access_open(const gr_kube_access_options *options, gr_kube_acc
     }
     if (status == GR_OK) {
         status = open_found(options, names, count, docs, access, diag);
+    }
+    if (status == GR_OK && options->server != NULL) {
+        status = replace_server(options->server, access, diag);
     }
     for (int i = 0; i < count; i++) {
         gr_doc_destroy(docs[i]);

@@ -13,6 +13,7 @@ typedef struct gr_kube_access_options {
                             * pod's own configuration */
     const char *context; /* NULL: current-context */
     const char *space;   /* namespace; NULL: that of the context, of the pod, or "default" */
+    const char *server;  /* "https://host:6443"; NULL: as the configuration says */
     bool insecure_allowed; /* insecure-skip-tls-verify is obeyed; otherwise it is refused */
 } gr_kube_access_options;
 

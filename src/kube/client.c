@@ -6,7 +6,6 @@
 #include "kube/pace.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -201,9 +200,11 @@ static void end_call(gr_kube_call *call, gr_status status, int code, json_t *obj
                      const gr_diag *diag)
 {
     const char *reason = json_string_value(json_object_get(object, "reason"));
+    const char *message = json_string_value(json_object_get(object, "message"));
     gr_kube_answer answer = {.status = status,
                              .http = code,
                              .reason = status != GR_OK && reason != NULL ? reason : "",
+                             .message = status != GR_OK && message != NULL ? message : "",
                              .object = status == GR_OK ? object : NULL,
                              .diag = diag};
     leave(call);
@@ -484,11 +485,4 @@ void gr_kube_run(gr_kube *kube)
     }
     int64_t left_us = due_us == GR_NEVER ? GR_NEVER : due_us - gr_clock_now_us(&kube->clock);
     gr_http_wake(kube->http, left_us > 0 ? left_us : 0);
-}
-
-void gr_kube_wait(gr_kube *kube, int64_t timeout_us)
-{
-    struct pollfd waits = {.fd = gr_kube_fd(kube), .events = POLLIN};
-    poll(&waits, 1, timeout_us < 0 ? -1 : (int)((timeout_us + 999) / 1000));
-    gr_kube_run(kube);
 }

@@ -50,11 +50,8 @@ gr_clock gr_kube_clock(const gr_kube *kube);
 /* Is readable when gr_kube_run has something to do: for poll, epoll or libuv. */
 int gr_kube_fd(const gr_kube *kube);
 /* Does what there is to do; never waits. Callbacks are called in here and nowhere else; they may
- * submit, cancel and set timers, not call gr_kube_run, gr_kube_wait or gr_kube_destroy. */
+ * submit, cancel and set timers, not call gr_kube_run or gr_kube_destroy. */
 void gr_kube_run(gr_kube *kube);
-/* For an owner without a loop: waits until there is something to do, `timeout_us` at most (below 0:
- * for ever), and does it. */
-void gr_kube_wait(gr_kube *kube, int64_t timeout_us);
 
 /* The same thing for all objects of a kind: {"", "v1", "pods"}, {"apps", "v1", "deployments"}. */
 typedef struct gr_kube_resource {
@@ -85,6 +82,7 @@ typedef struct gr_kube_answer {
     gr_status status;
     int http;            /* status code of HTTP, 0: no answer */
     const char *reason;  /* the server's, "AlreadyExists" say; "" */
+    const char *message; /* of a failure, as the server says it; "" */
     json_t *object;      /* what came; of a LIST all but the items; NULL after a failure */
     const gr_diag *diag; /* of a failure: what was asked, and what the server says */
 } gr_kube_answer;

@@ -44,7 +44,7 @@ struct gr_kube_events {
     const gr_log *log;
     known *known;
     waiting_event *first, **last; /* the first is being sent if there is a call */
-    int waiting;
+    int waiting, burst;
     gr_kube_call *call;
     uint64_t number; /* of the last event, in names */
 };
@@ -56,6 +56,7 @@ gr_status gr_kube_events_create(gr_kube *kube, const gr_kube_events_options *opt
     if (events != NULL) {
         events->kube = kube;
         events->log = options->log;
+        events->burst = options->burst > 0 ? options->burst : BURST;
         events->last = &events->first;
         events->component = strdup(options->component);
         events->known = calloc(GR_KUBE_EVENTS_KEPT, sizeof *events->known);
@@ -213,7 +214,7 @@ gr_kube_event_write gr_kube_events_next(gr_kube_events *events, const json_t *ob
     bool object_is_new;
     known *about = look_up(events, hash_of(OF_OBJECT, texts, 5), wall_us, &object_is_new);
     if (object_is_new) {
-        gr_kube_pace_init(&about->pace, REFILL, BURST, wall_us);
+        gr_kube_pace_init(&about->pace, REFILL, events->burst, wall_us);
     }
     if (!gr_kube_pace_take(&about->pace, wall_us)) {
         return GR_KUBE_EVENT_DROPPED;
@@ -272,6 +273,11 @@ static void send_next(gr_kube_events *events)
         }
         json_decref(patch);
     }
+}
+
+int gr_kube_events_waiting(const gr_kube_events *events)
+{
+    return events->waiting;
 }
 
 void gr_kube_events_tell(gr_kube_events *events, const json_t *object, const char *type,

@@ -4,7 +4,7 @@
 
 /* Events of objects, aggregated as client-go does it: the same event again only counts up; where a
  * reason comes with a tenth message within ten minutes, that and the following ones become one; an
- * object has 25 events at once, then one in five minutes. */
+ * object has 25 events at once (`burst`), then one in five minutes. */
 
 #include "kube/client.h"
 
@@ -12,6 +12,7 @@ typedef struct gr_kube_events gr_kube_events;
 
 typedef struct gr_kube_events_options {
     const char *component; /* "mpi-job-controller" */
+    int burst;             /* events of an object at once; 0: 25 */
     const gr_log *log;
 } gr_kube_events_options;
 
@@ -29,6 +30,9 @@ void gr_kube_events_destroy(gr_kube_events *events); /* before the client */
  * "Warning". What cannot be sent is logged, and lost: events are advice. */
 void gr_kube_events_tell(gr_kube_events *events, const json_t *object, const char *type,
                          const char *reason, const char *message);
+
+/* How many are to be sent still. */
+int gr_kube_events_waiting(const gr_kube_events *events);
 
 typedef enum gr_kube_event_write {
     GR_KUBE_EVENT_DROPPED, /* too many, or no memory */

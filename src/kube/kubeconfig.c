@@ -203,21 +203,19 @@ static gr_status find_entry(config_reader *reader, const char *list_key, const c
     return GR_OK;
 }
 
-static gr_status check_server(config_reader *reader, const gr_node *node, char *server)
+const char *gr_kube_check_server(char *server)
 {
     size_t length = strlen(server);
     while (length > 0 && server[length - 1] == '/') {
         server[--length] = '\0';
     }
     if (strncmp(server, "https://", 8) != 0 || server[8] == '\0') {
-        return gr_node_fail(node, reader->diag, GR_E_INVALID,
-                            "must begin with https://: a server is only spoken to with TLS");
+        return "must begin with https://: a server is only spoken to with TLS";
     }
     if (strpbrk(server, " \t\"<>@?#\\") != NULL) {
-        return gr_node_fail(node, reader->diag, GR_E_INVALID,
-                            "must be https://HOST:PORT, without user, query or fragment");
+        return "must be https://HOST:PORT, without user, query or fragment";
     }
-    return GR_OK;
+    return NULL;
 }
 
 static gr_status read_cluster(config_reader *reader, const gr_node *cluster)
@@ -234,7 +232,10 @@ static gr_status read_cluster(config_reader *reader, const gr_node *cluster)
     }
     if (status == GR_OK) {
         access->server = (char *)server; /* the arena's, not a literal */
-        status = check_server(reader, gr_node_get(cluster, "server"), access->server);
+        const char *trouble = gr_kube_check_server(access->server);
+        status = trouble != NULL ? gr_node_fail(gr_node_get(cluster, "server"), reader->diag,
+                                                GR_E_INVALID, "%s", trouble)
+                                 : GR_OK;
     }
     if (status == GR_OK && is_set(insecure)) {
         status = gr_node_bool(insecure, &access->insecure, reader->diag);

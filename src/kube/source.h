@@ -47,6 +47,9 @@ gr_status gr_kubeconfig_resolve(gr_doc *const *docs, int count,
                                 const gr_kube_access_options *options, gr_kube_access *access,
                                 gr_diag *diag) GR_MUST_CHECK;
 
+/* Takes slashes off the end of a server's URL. NULL: it is a good one; else what it must be. */
+const char *gr_kube_check_server(char *server);
+
 /* What a pod gets: `folder` holds token, ca.crt and namespace. */
 gr_status gr_kube_access_of_pod(const char *folder, const char *host, const char *port,
                                 const char *space, gr_kube_access *access,

@@ -48,7 +48,8 @@ static void free_watch(gr_kube_watch *watch)
 /* false: the watch is no more. */
 static bool tell(gr_kube_watch *watch, gr_kube_watch_kind kind, json_t *object, const gr_diag *diag)
 {
-    gr_kube_watch_event event = {.kind = kind, .object = object, .diag = diag};
+    gr_kube_watch_event event = {
+        .kind = kind, .object = object, .version = watch->version, .diag = diag};
     watch->in_event = true;
     watch->options.handler(watch->options.arg, &event);
     watch->in_event = false;

@@ -27,6 +27,7 @@ typedef enum gr_kube_watch_kind {
 typedef struct gr_kube_watch_event {
     gr_kube_watch_kind kind;
     json_t *object; /* borrowed for the call, a reference keeps it; NULL: RESYNC, SYNCED, TROUBLE */
+    const char *version; /* SYNCED: the list's resourceVersion */
     const gr_diag *diag;
 } gr_kube_watch_event;
 
