@@ -41,6 +41,7 @@ struct gr_controller_job {
     bool is_active, is_getting, is_gone;
     bool is_changed;           /* since the look began */
     json_t *uid;               /* of the look, until it ends; NULL: none */
+    unsigned held;             /* conditions that were True as it began: bits of `counted` */
     gr_operator_result result; /* of the look, while active */
     size_t written;            /* of its writes */
     uint64_t asked_version;    /* of the cache, where the object itself is asked for */
@@ -163,27 +164,37 @@ static gr_status count_job(gr_controller *c, const gr_controller_job *job, gr_jo
     return GR_OK;
 }
 
-/* A condition that was not there before the status was written is counted. */
+static const struct {
+    const char *type;
+    gr_job_count what;
+} counted[] = {{"Created", GR_JOBS_CREATED},
+               {"Succeeded", GR_JOBS_SUCCESSFUL},
+               {"Failed", GR_JOBS_FAILED},
+               {"Restarting", GR_JOBS_RESTARTED}};
+enum { COUNTED = sizeof counted / sizeof counted[0] };
+
+static unsigned held_by(const json_t *object)
+{
+    const json_t *conditions = gr_object_at(object, "status.conditions");
+    unsigned held = 0;
+    for (unsigned i = 0; i < COUNTED; i++) {
+        held |= gr_object_holds(conditions, counted[i].type) ? 1U << i : 0;
+    }
+    return held;
+}
+
+/* A condition that did not hold as the look began is counted. The cache does not tell: a watch may
+ * have shown the status before the answer to its write came. */
 static gr_status count_conditions(gr_controller *c, const gr_controller_job *job,
                                   const json_t *written)
 {
-    static const struct {
-        const char *type;
-        gr_job_count what;
-    } counted[] = {{"Created", GR_JOBS_CREATED},
-                   {"Succeeded", GR_JOBS_SUCCESSFUL},
-                   {"Failed", GR_JOBS_FAILED},
-                   {"Restarting", GR_JOBS_RESTARTED}};
-    json_t *before = gr_cache_get(c->cache, job->group, job->resource, job->group->name);
-    const json_t *was = gr_object_at(before, "status.conditions");
-    const json_t *is = gr_object_at(written, "status.conditions");
+    unsigned held = held_by(written) & ~job->held;
     gr_status status = GR_OK;
-    for (size_t i = 0; i < sizeof counted / sizeof counted[0] && status == GR_OK; i++) {
-        if (gr_object_holds(is, counted[i].type) && !gr_object_holds(was, counted[i].type)) {
+    for (unsigned i = 0; i < COUNTED && status == GR_OK; i++) {
+        if ((held & 1U << i) != 0) {
             status = count_job(c, job, counted[i].what);
         }
     }
-    json_decref(before);
     return status;
 }
 
@@ -486,6 +497,7 @@ static gr_status look(gr_controller *c, gr_controller_job *job, int64_t wall_s, 
     gr_status status = failed ? gr_fail(diag, GR_E_NO_MEMORY, "no memory to look at a job")
                               : job->kind->reconcile(&view, &job->result, diag);
     job->uid = json_incref(gr_object_at(object, "metadata.uid"));
+    job->held = held_by(object);
     json_decref(object);
     json_decref(objects);
     json_decref(job->obstacles); /* whether they are still there, the next write tells */

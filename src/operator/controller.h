@@ -107,7 +107,7 @@ gr_status gr_controller_answer(gr_controller *controller, gr_controller_job *job
                                const gr_controller_time *now, gr_api_answer answer,
                                const json_t *object) GR_MUST_CHECK;
 
-/* What has been counted, sorted by namespace. */
+/* What has been counted, sorted by namespace. For tests. */
 const gr_controller_counts *gr_controller_counted(const gr_controller *controller,
                                                   size_t *count_out);
 /* The text of /metrics, on the heap: mpi_operator_* and training_operator_*, as the operators have

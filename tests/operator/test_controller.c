@@ -489,6 +489,28 @@ static void controller_counts_and_tells_metrics(void **state)
     close_fixture(&f);
 }
 
+static void controller_counts_where_a_watch_is_quicker_than_the_answer(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    gr_controller_lead(f.controller, true);
+    show_all(&f);
+    for (gr_controller_action action; (action = next(&f)).verb != NULL;) {
+        json_t *object = NULL;
+        gr_api_answer answer =
+            cluster_call(&f.k, action.verb, action.resource, action.object, &object);
+        assert_int_equal(gr_controller_seen(f.controller, action.resource, object, false), GR_OK);
+        assert_int_equal(gr_controller_answer(f.controller, action.job, &f.now, answer, object),
+                         GR_OK);
+        json_decref(object);
+    }
+    char *text = gr_controller_metrics(f.controller);
+    assert_non_null(strstr(text, "\nmpi_operator_jobs_created_total 1\n"));
+    free(text);
+    close_fixture(&f);
+}
+
 static void pack_value_comes_back_the_same(void **state)
 {
     (void)state;
@@ -593,6 +615,7 @@ int main(void)
         cmocka_unit_test(controller_jobs_of_one_name_leave_each_other_in_peace),
         cmocka_unit_test(controller_job_goes_when_its_time_to_live_is_over),
         cmocka_unit_test(controller_counts_and_tells_metrics),
+        cmocka_unit_test(controller_counts_where_a_watch_is_quicker_than_the_answer),
         cmocka_unit_test(pack_value_comes_back_the_same),
         cmocka_unit_test(resource_trim_keeps_no_secret_and_no_status_of_scalers),
         cmocka_unit_test(resource_trimmed_pod_has_what_reconcilers_read),
