@@ -1,53 +1,171 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* `gradus operator --dry-run`: the objects that a Kubernetes job would get. */
+/* `gradus operator`: Kubernetes jobs, in place of mpi-operator and training-operator. It takes the
+ * flags of both, so that a Deployment of theirs takes its image alone in exchange. */
 
-#include "operator/operator.h"
+#include "cli/operator.h"
 
 #include "base/fail.h"
 #include "cli/cli.h"
-#include "cli/manifest.h"
+#include "operator/operator.h"
+#include "operator/serve/serve.h"
 
-#include <stddef.h>
+#include <errno.h>
+#include <signal.h>
 #include <string.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
 
-typedef struct operator_options {
-    const char *file, *space, *gang_scheduler, *cluster_domain;
-    const char *pytorch_init_image, *kubectl_delivery_image;
-    int64_t pytorch_init_tries;
-    int output;
-    bool dry_run;
-} operator_options;
-
-enum { KINDS_BYTES = 256 };
-enum { OUTPUT_YAML, OUTPUT_JSON };
 static const char *const outputs[] = {"yaml", "json", NULL};
 
-#define AT(member) .offset = offsetof(operator_options, member)
+#define AT(member) .offset = offsetof(gr_operator_options, member)
+#define UNUSED_SWITCH .type = GR_CONFIG_BOOL, AT(unused_switch)
+#define UNUSED_TEXT .type = GR_CONFIG_TEXT, AT(unused_text), .value_name = "X"
+#define OF_KLOG .help = "of mpi-operator's log; it means nothing here"
+#define OF_ZAP .help = "of training-operator's log; it means nothing here"
+#define OF_WEBHOOK .help = "of training-operator's webhook, which there is none of here"
+#define OF_QUEUE .help = "of mpi-operator's queue; here a job that fails waits longer each time"
 
 static const gr_config_field operator_fields[] = {
-    {.flag = "--dry-run",
-     .type = GR_CONFIG_BOOL,
-     AT(dry_run),
-     .help = "print the objects that would be created; nothing is sent anywhere"},
-    {.flag = "--filename",
-     .short_flag = 'f',
-     .type = GR_CONFIG_TEXT,
-     AT(file),
-     .value_name = "FILE",
-     .help = "manifests of jobs, YAML or JSON, one or several documents; -: stdin"},
     {.flag = "--namespace",
      .short_flag = 'n',
+     .env = "KUBEFLOW_NAMESPACE",
      .type = GR_CONFIG_TEXT,
      AT(space),
-     .default_text = "default",
      .value_name = "NAME",
-     .help = "of jobs whose manifest names none"},
+     .help = "the only one whose jobs it works on; unset: all. With --dry-run: of jobs whose "
+             "manifest names none; unset: default"},
+    {.flag = "--enable-scheme",
+     .type = GR_CONFIG_LIST,
+     AT(kinds),
+     .value_name = "KIND",
+     .help =
+         "a kind of jobs to work on, mpijob or mpijob.v1 say; several times for several; unset: "
+         "all that the cluster has and permits"},
+    {.flag = "--kubeconfig",
+     .type = GR_CONFIG_TEXT,
+     AT(kubeconfig),
+     .value_name = "FILE",
+     .help = "how to reach the cluster; unset: KUBECONFIG, ~/.kube/config, what a pod gets"},
+    {.flag = "--kubeConfig",
+     .type = GR_CONFIG_TEXT,
+     AT(kubeconfig),
+     .value_name = "FILE",
+     .help = "the same, as mpi-operator calls it"},
+    {.flag = "--context",
+     .type = GR_CONFIG_TEXT,
+     AT(context),
+     .value_name = "NAME",
+     .help = "of the kubeconfig; unset: its current-context"},
+    {.flag = "--master",
+     .type = GR_CONFIG_TEXT,
+     AT(server),
+     .value_name = "URL",
+     .help = "of the API server, in place of the kubeconfig's"},
+    {.flag = "--kube-api-qps",
+     .type = GR_CONFIG_DOUBLE,
+     AT(requests_a_second),
+     .default_text = "50",
+     .min = 0.1,
+     .max = 100000,
+     .value_name = "N",
+     .help = "requests a second"},
+    {.flag = "--kube-api-burst",
+     .type = GR_CONFIG_INT,
+     AT(burst),
+     .default_text = "100",
+     .min = 1,
+     .max = 100000,
+     .value_name = "N",
+     .help = "requests at once before that counts"},
+    {.flag = "--controller-threads",
+     .type = GR_CONFIG_INT,
+     AT(jobs_at_once),
+     .default_text = "16",
+     .min = 1,
+     .max = 4096,
+     .value_name = "N",
+     .help = "jobs that are written for at a time"},
+    {.flag = "--threadiness",
+     .type = GR_CONFIG_INT,
+     AT(jobs_at_once),
+     .default_text = "16",
+     .min = 1,
+     .max = 4096,
+     .value_name = "N",
+     .help = "the same, as mpi-operator calls it"},
+    {.flag = "--leader-elect",
+     .type = GR_CONFIG_BOOL,
+     AT(elects),
+     .default_text = "true",
+     .help = "of several operators one works at a time: the one that holds the lease"},
+    {.flag = "--enable-leader-election",
+     .type = GR_CONFIG_BOOL,
+     AT(elects),
+     .default_text = "true",
+     .help = "the same, as older operators call it"},
+    {.flag = "--lock-namespace",
+     .type = GR_CONFIG_TEXT,
+     AT(lease_space),
+     .value_name = "NAME",
+     .help = "of the lease; unset: that of the operator's pod or kubeconfig"},
+    {.flag = "--leader-election-id",
+     .type = GR_CONFIG_TEXT,
+     AT(lease_name),
+     .default_text = "mpi-operator",
+     .value_name = "NAME",
+     .help = "of the lease; mpi-operator's own, so that the two never work at the same time"},
+    {.flag = "--leader-elect-lease-duration",
+     .type = GR_CONFIG_DURATION,
+     AT(lease_us),
+     .default_text = "15s",
+     .min = 1e6,
+     .max = 86400e6,
+     .help = "after which another may take a lease that is not renewed"},
+    {.flag = "--leader-elect-renew-deadline",
+     .type = GR_CONFIG_DURATION,
+     AT(renew_us),
+     .default_text = "10s",
+     .min = 1e5,
+     .max = 86400e6,
+     .help = "after which one that cannot renew its lease ends; shorter"},
+    {.flag = "--leader-elect-retry-period",
+     .type = GR_CONFIG_DURATION,
+     AT(retry_us),
+     .default_text = "2s",
+     .min = 1e4,
+     .max = 86400e6,
+     .help = "between two looks at the lease; shorter still"},
+    {.flag = "--metrics-bind-address",
+     .type = GR_CONFIG_TEXT,
+     AT(metrics_address),
+     .default_text = ":8080",
+     .value_name = "HOST:PORT",
+     .help = "where /metrics, /healthz and /readyz are; :PORT: all addresses; 0: nowhere"},
+    {.flag = "--health-probe-bind-address",
+     .type = GR_CONFIG_TEXT,
+     AT(health_address),
+     .default_text = ":8081",
+     .value_name = "HOST:PORT",
+     .help = "where they are as well"},
+    {.flag = "--monitoring-port",
+     .type = GR_CONFIG_INT,
+     AT(monitoring_port),
+     .default_text = "0",
+     .min = 0,
+     .max = 65535,
+     .value_name = "PORT",
+     .help = "of all addresses, where they are as well; 0: none"},
     {.flag = "--gang-scheduling",
      .type = GR_CONFIG_TEXT,
      AT(gang_scheduler),
      .value_name = "NAME",
      .help = "volcano, or the name under which scheduler-plugins runs: make a PodGroup as well"},
+    {.flag = "--gang-scheduler-name",
+     .type = GR_CONFIG_TEXT,
+     AT(gang_scheduler),
+     .value_name = "NAME",
+     .help = "the same, as training-operator calls it"},
     {.flag = "--cluster-domain",
      .type = GR_CONFIG_TEXT,
      AT(cluster_domain),
@@ -73,23 +191,63 @@ static const gr_config_field operator_fields[] = {
      .default_text = GR_KUBECTL_DELIVERY_IMAGE,
      .value_name = "IMAGE",
      .help = "brings kubectl to the launcher of an MPIJob v1"},
+    {.flag = "--verbosity",
+     .short_flag = 'v',
+     .type = GR_CONFIG_INT,
+     AT(verbosity),
+     .default_text = "0",
+     .min = 0,
+     .max = 10,
+     .value_name = "N",
+     .help = "from 4 on each request that is tried again is logged as well"},
+    {.flag = "--version",
+     .type = GR_CONFIG_BOOL,
+     AT(print_version),
+     .help = "print the version alone"},
+    {.flag = "--dry-run",
+     .type = GR_CONFIG_BOOL,
+     AT(dry_run),
+     .help = "print the objects that would be created; nothing is sent anywhere"},
+    {.flag = "--filename",
+     .short_flag = 'f',
+     .type = GR_CONFIG_TEXT,
+     AT(file),
+     .value_name = "FILE",
+     .help = "with --dry-run: manifests of jobs, YAML or JSON, one or several documents; -: stdin"},
     {.flag = "--output",
      .short_flag = 'o',
      .type = GR_CONFIG_CHOICE,
      AT(output),
      .default_text = "yaml",
      .choices = outputs,
-     .help = "YAML documents, or one List as JSON"},
+     .help = "with --dry-run: YAML documents, or one List as JSON"},
+    {.flag = "--alsologtostderr", UNUSED_SWITCH, OF_KLOG},
+    {.flag = "--logtostderr", UNUSED_SWITCH, OF_KLOG},
+    {.flag = "--stderrthreshold", UNUSED_TEXT, OF_KLOG},
+    {.flag = "--controller-queue-rate-limit", UNUSED_TEXT, OF_QUEUE},
+    {.flag = "--controller-queue-burst", UNUSED_TEXT, OF_QUEUE},
+    {.flag = "--zap-log-level", UNUSED_TEXT, OF_ZAP},
+    {.flag = "--zap-encoder", UNUSED_TEXT, OF_ZAP},
+    {.flag = "--zap-devel", UNUSED_SWITCH, OF_ZAP},
+    {.flag = "--webhook-server-port", UNUSED_TEXT, OF_WEBHOOK},
+    {.flag = "--webhook-service-name", UNUSED_TEXT, OF_WEBHOOK},
+    {.flag = "--webhook-secret-name", UNUSED_TEXT, OF_WEBHOOK},
     {.key = NULL},
+};
+
+static const gr_config_foreign operator_foreign[] = {
+    {"pytorch-init-container-template-file", "training-operator",
+     "the init container has one form; --pytorch-init-container-image names its image"},
+    {.flag = NULL},
 };
 
 const gr_config_table gr_operator_table = {.name = "operator",
                                            .title = "Flags of `gradus operator`",
                                            .fields = operator_fields,
-                                           .struct_bytes = sizeof(operator_options)};
+                                           .struct_bytes = sizeof(gr_operator_options),
+                                           .foreign = operator_foreign};
 
-/* "MPIJob of kubeflow.org/v2beta1", and so on. */
-static void list_kinds(char *text_out, size_t size_bytes)
+void gr_operator_list_kinds(char *text_out, size_t size_bytes)
 {
     size_t used = 0;
     text_out[0] = '\0';
@@ -102,185 +260,98 @@ static void list_kinds(char *text_out, size_t size_bytes)
 
 static void usage(void)
 {
-    char kinds[KINDS_BYTES];
-    list_kinds(kinds, sizeof kinds);
-    printf("usage: gradus operator --dry-run -f FILE\n\n"
-           "Prints the Kubernetes objects that the job of a manifest would get at first, as\n"
-           "kubectl takes them. It knows %s. This version only prints\n"
-           "objects; it does not yet talk to a cluster. Keys are not shown.\n\n",
-           kinds);
+    char kinds[GR_OPERATOR_KINDS_BYTES];
+    gr_operator_list_kinds(kinds, sizeof kinds);
+    printf(
+        "usage: gradus operator [--namespace NAME] [--enable-scheme KIND]\n"
+        "       gradus operator --dry-run -f FILE\n\n"
+        "Works on the Kubernetes jobs of a cluster until SIGTERM, in place of mpi-operator and\n"
+        "training-operator, whose flags it takes (docs/kubernetes.md). Of several operators that\n"
+        "run at the same time one works, the others stand by.\n\n"
+        "With --dry-run it prints the objects that the job of a manifest would get at first, as\n"
+        "kubectl takes them, and speaks to no cluster. It knows %s.\nKeys are not shown.\n\n",
+        kinds);
 }
 
-/* A gr_operator_view's ssh_key. Whoever applies what is printed sees at once why ssh fails. */
-static json_t *hidden_key(void *ssh_key_arg)
+/* SIGTERM and SIGINT as a descriptor. -1: errno tells why. */
+static int open_signals(void)
 {
-    (void)ssh_key_arg;
-    return json_pack("{s:s, s:s}", "ssh-privatekey", "not shown: the operator makes a key",
-                     "ssh-publickey", "not shown: the operator makes a key");
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    sigprocmask(SIG_BLOCK, &signals, NULL);
+    (void)signal(SIGPIPE, SIG_IGN);
+    return signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
-/* The note is text, not base64. */
-static int show_note(json_t *object)
+static const char *or_null(const char *text)
 {
-    const char *kind = json_string_value(json_object_get(object, "kind"));
-    if (kind == NULL || strcmp(kind, "Secret") != 0) {
-        return 0;
-    }
-    int failed = json_object_set(object, "stringData", json_object_get(object, "data"));
-    return failed | json_object_del(object, "data");
+    return text != NULL && text[0] != '\0' ? text : NULL;
 }
 
-static const char *text_of(const json_t *object, const char *key)
+static int serve(const gr_operator_options *options)
 {
-    const char *text = json_string_value(json_object_get(object, key));
-    return text != NULL ? text : "";
-}
-
-/* Tells what is wrong, and what is only odd. */
-static gr_status tell_events(const char *where, const json_t *events, gr_diag *diag)
-{
-    size_t i;
-    const json_t *event;
-    json_array_foreach(events, i, event)
-    {
-        const char *message = text_of(event, "message");
-        if (strcmp(text_of(event, "reason"), "ValidationError") == 0) {
-            return gr_fail(diag, GR_E_INVALID, "%s: %s", where, message);
-        }
-        if (strcmp(text_of(event, "type"), "Warning") == 0) {
-            fprintf(stderr, "gradus: warning: %s: %s\n", where, message);
-        }
+    gr_diag diag = {0};
+    gr_log log = {.level = options->verbosity >= 4 ? GR_LOG_DEBUG : GR_LOG_INFO,
+                  .sink = gr_log_to_file,
+                  .sink_arg = stderr};
+    char port[16];
+    snprintf(port, sizeof port, ":%d", (int)options->monitoring_port);
+    const char *listen[] = {options->metrics_address, options->health_address,
+                            options->monitoring_port > 0 ? port : "0", NULL};
+    gr_serve_options how = {
+        .kubeconfig = or_null(options->kubeconfig),
+        .context = or_null(options->context),
+        .server = or_null(options->server),
+        .space = or_null(options->space),
+        .kinds = options->kinds,
+        .cluster_domain = options->cluster_domain,
+        .gang_scheduler = options->gang_scheduler,
+        .pytorch_init_image = options->pytorch_init_image,
+        .kubectl_delivery_image = options->kubectl_delivery_image,
+        .pytorch_init_tries = options->pytorch_init_tries,
+        .requests_a_second = options->requests_a_second,
+        .burst = (int)options->burst,
+        .jobs_at_once = (int)options->jobs_at_once,
+        .elects = options->elects,
+        .lease_space = or_null(options->lease_space),
+        .lease_name = options->lease_name,
+        .lease_times = {options->lease_us, options->renew_us, options->retry_us},
+        .listen = listen,
+        .stop_fd = open_signals(),
+        .log = &log};
+    bool began = false;
+    if (how.stop_fd < 0) {
+        (void)gr_fail(&diag, GR_E_IO, "cannot wait for signals: %s", strerror(errno));
+        return gr_cli_fail(GR_EXIT_FAILED, &diag);
     }
-    return GR_OK;
-}
-
-/* Adds what is to be created to `objects`. */
-static gr_status take_creations(const char *where, const json_t *writes, json_t *objects,
-                                gr_diag *diag)
-{
-    size_t i, before = json_array_size(objects);
-    const json_t *one;
-    json_array_foreach(writes, i, one)
-    {
-        json_t *object = json_object_get(one, "object");
-        if (strcmp(text_of(one, "verb"), "create") == 0 &&
-            (show_note(object) != 0 || json_array_append(objects, object) != 0)) {
-            return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the objects");
-        }
-    }
-    if (json_array_size(objects) == before) {
-        fprintf(stderr,
-                "gradus: warning: %s: nothing is made for this job: another controller manages "
-                "it, or it has ended\n",
-                where);
-    }
-    return GR_OK;
-}
-
-static const char *or_none(const char *text)
-{
-    return text != NULL ? text : "";
-}
-
-static gr_status plan_job(const operator_options *options, int line, json_t *job, json_t *objects,
-                          gr_diag *diag)
-{
-    char where[256];
-    snprintf(where, sizeof where, "%.200s:%d", strcmp(options->file, "-") ? options->file : "stdin",
-             line);
-    const gr_operator_kind *kind =
-        gr_operator_find_kind(gr_operator_kinds, text_of(job, "apiVersion"), text_of(job, "kind"));
-    if (kind == NULL) {
-        char kinds[KINDS_BYTES];
-        list_kinds(kinds, sizeof kinds);
-        return gr_fail(diag, GR_E_INVALID,
-                       "%s: kind \"%.60s\" of apiVersion \"%.60s\" is not supported; this version "
-                       "knows %s",
-                       where, text_of(job, "kind"), text_of(job, "apiVersion"), kinds);
-    }
-    char sentence[GR_EVENT_BYTES];
-    if (gr_operator_unknown_field(kind, job, sentence)) {
-        return gr_fail(diag, GR_E_INVALID, "%s: %s", where, sentence);
-    }
-    json_t *metadata = json_object_get(job, "metadata");
-    if (json_is_object(metadata) && text_of(metadata, "namespace")[0] == '\0' &&
-        json_object_set_new(metadata, "namespace", json_string(options->space)) != 0) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the objects");
-    }
-    gr_operator_view view = {.job = job,
-                             .now = "1970-01-01T00:00:00Z", /* of no object that is created */
-                             .cluster_domain = or_none(options->cluster_domain),
-                             .gang_scheduler = or_none(options->gang_scheduler),
-                             .pytorch_init_image = options->pytorch_init_image,
-                             .pytorch_init_tries = options->pytorch_init_tries,
-                             .kubectl_delivery_image = options->kubectl_delivery_image,
-                             .ssh_key = hidden_key};
-    gr_operator_result result = {0};
-    gr_status status = kind->reconcile(&view, &result, diag);
+    gr_status status = gr_operator_serve(&how, &began, &diag);
+    close(how.stop_fd);
     if (status == GR_OK) {
-        status = tell_events(where, result.events, diag);
+        return GR_EXIT_DONE;
     }
-    if (status == GR_OK) {
-        status = take_creations(where, result.writes, objects, diag);
-    }
-    gr_operator_result_fini(&result);
-    return status;
-}
-
-static gr_status print_objects(json_t *objects, int output, gr_diag *diag)
-{
-    if (output == OUTPUT_JSON) {
-        json_t *list =
-            json_pack("{s:s, s:s, s:O}", "apiVersion", "v1", "kind", "List", "items", objects);
-        int written = list != NULL ? json_dumpf(list, stdout, JSON_INDENT(2)) : -1;
-        json_decref(list);
-        putchar('\n');
-        return written == 0 ? GR_OK : gr_fail(diag, GR_E_NO_MEMORY, "no memory for the result");
-    }
-    size_t i;
-    const json_t *object;
-    json_array_foreach(objects, i, object)
-    {
-        gr_status status = gr_manifest_print(object, stdout, diag);
-        if (status != GR_OK) {
-            return status;
-        }
-    }
-    return GR_OK;
+    return began ? gr_cli_fail(GR_EXIT_FAILED, &diag) : gr_cli_refuse(status, &diag);
 }
 
 static int run_operator(const gr_cli_line *line)
 {
-    const operator_options *options = line->options;
+    const gr_operator_options *options = line->options;
     gr_diag diag = {0};
-    json_t *documents = NULL, *document, *objects = json_array();
-    gr_status status;
-    if (!options->dry_run) {
-        status = gr_fail(&diag, GR_E_INVALID,
-                         "this version of the operator prints objects and does not yet talk to a "
-                         "cluster; add --dry-run");
-    } else if (options->file == NULL) {
-        status = gr_fail(&diag, GR_E_INVALID, "operator --dry-run needs a manifest: -f FILE");
-    } else {
-        status = gr_manifests_read(options->file, &documents, &diag);
+    if (options->print_version) {
+        return gr_verb_version(1, line->argv);
     }
-    if (status == GR_OK && json_array_size(documents) == 0) {
-        status = gr_fail(&diag, GR_E_INVALID, "%s holds no manifest", options->file);
+    if (options->dry_run) {
+        return gr_operator_dry_run(options);
     }
-    size_t i;
-    json_array_foreach(documents, i, document)
-    {
-        if (status == GR_OK) {
-            status = plan_job(options, (int)json_integer_value(json_array_get(document, 0)),
-                              json_array_get(document, 1), objects, &diag);
-        }
+    if (options->file != NULL) {
+        (void)gr_fail(&diag, GR_E_INVALID,
+                      "-f is for --dry-run; jobs come to an operator through the cluster: kubectl "
+                      "apply -f %.200s",
+                      options->file);
+        return gr_cli_fail(GR_EXIT_INPUT, &diag);
     }
-    if (status == GR_OK) {
-        status = print_objects(objects, options->output, &diag);
-    }
-    json_decref(documents);
-    json_decref(objects);
-    return status == GR_OK ? gr_cli_flush() : gr_cli_refuse(status, &diag);
+    return serve(options);
 }
 
 const gr_cli_form gr_operator_form = {

@@ -38,7 +38,7 @@ const gr_verb gr_verbs[] = {
      .form = &gr_rendezvous_form},
     {"server", "a parameter server", .form = &gr_server_form},
     {"ps", "what parameter servers keep: list, count, save, restore", .form = &gr_ps_form},
-    {"operator", "the Kubernetes objects of an MPIJob", .form = &gr_operator_form},
+    {"operator", "works on the Kubernetes jobs of a cluster", .form = &gr_operator_form},
     {"info", "version, cores, instruction sets, links; the configuration reference",
      .form = &gr_info_form},
     {"help", "this text, or help on a verb", .run = gr_verb_help},

@@ -2,6 +2,7 @@
 """An API server of Kubernetes for tests: HTTPS with certificates of its own, objects of any kind
 with resourceVersions, lists in parts, watches, conflicts; and what can go wrong with each."""
 import base64
+import collections
 import contextlib
 import copy
 import http.server
@@ -101,32 +102,41 @@ class Api:
         self.certificates, self.token, self.bookmarks_s = certificates, token, bookmarks_s
         self.objects, self.requests, self.faults = {}, [], []
         self.forbidden = []  # (method, regular expression of the path)
+        self.denied = set()  # (verb, "pods" or "jobs/status"): as a role that lacks it
+        self.absent = set()  # resources that nobody has installed
+        self.created = collections.Counter()  # (resource, space, name): how often
         self.history = []  # (resourceVersion, resource, type, object)
         self.versions, self.oldest = itertools.count(2), 0
         self.version = 1
         self.changed = threading.Condition()
         self.watches, self.epoch, self.frozen, self.raw = 0, 0, False, []
         self.connections = set()
-        self.server = QuietServer(("127.0.0.1", 0), Handler, bind_and_activate=False)
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
+        self.context.load_verify_locations(certificates / "ca.pem")
+        self.context.verify_mode = ssl.CERT_OPTIONAL
+        self.port = 0
+        self.start()
+
+    def start(self):
+        """Also after close: at the same port, with what was there."""
+        self.server = QuietServer(("127.0.0.1", self.port), Handler, bind_and_activate=False)
         self.server.request_queue_size = 256
         self.server.daemon_threads = True
         self.server.api = self
         self.server.server_bind()
         self.server.server_activate()
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
-        self.context.load_verify_locations(certificates / "ca.pem")
-        self.context.verify_mode = ssl.CERT_OPTIONAL
+        self.port = self.server.server_address[1]
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True)
         self.thread.start()
 
     @property
     def url(self):
-        return f"https://127.0.0.1:{self.server.server_address[1]}"
+        return f"https://127.0.0.1:{self.port}"
 
     def close(self):
         with self.changed:
-            self.epoch += 1
+            self.epoch, self.watches = self.epoch + 1, 0
             self.changed.notify_all()
         self.server.shutdown()
         self.server.server_close()
@@ -267,6 +277,7 @@ class Api:
                 if (resource, space, metadata["name"]) in self.objects:
                     raise Refusal(409, f'{resource.split("/")[-1]} "{metadata["name"]}" '
                                   "already exists", "AlreadyExists")
+                self.created[resource, space, metadata["name"]] += 1
                 return 201, self.store(resource, space, body)
             if kind == "application/apply-patch+yaml" and \
                     (resource, space, name) not in self.objects:
@@ -387,7 +398,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         api = self.server.api
         url = urllib.parse.urlsplit(self.path)
         query = dict(urllib.parse.parse_qsl(url.query))
-        data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        data = self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         line = f"{self.command} {self.path}"
         with api.changed:
             api.requests.append((line, dict(self.headers), data))
@@ -417,7 +428,21 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if method == self.command and re.search(pattern, path):
                 raise Refusal(403, f'{plural} is forbidden: User "test" cannot do this')
         resource = f"{group or ''}/{version}/{plural}"
+        if resource in api.absent:
+            raise Refusal(404, "the server could not find the requested resource")
         body = json.loads(data) if data else {}
+        if plural == "selfsubjectaccessreviews":
+            asked = body["spec"]["resourceAttributes"]
+            what = "/".join(filter(None, (asked["resource"], asked["subresource"])))
+            self.answer(201, {**body, "status": {"allowed": (asked["verb"], what)
+                                                 not in api.denied}})
+            return
+        verb = {"POST": "create", "PUT": "update"}.get(self.command, self.command.lower())
+        if verb == "get" and not name:
+            verb = "watch" if "watch" in query else "list"
+        what = f"{plural}/{sub}" if sub else plural
+        if (verb, what) in api.denied:
+            raise Refusal(403, f'{plural} is forbidden: User "test" cannot {verb} "{what}"')
         if self.command != "GET":
             code, thing = api.write(self.command, resource, space, name, sub, query, body,
                                     self.headers.get("Content-Type"))

@@ -1,84 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Kubernetes API client against a real kube-apiserver.
-
-The control plane is no part of the project: GRADUS_KUBE, or shared/kube beside the source, holds
-scripts that start one on this host."""
+"""The Kubernetes API client against a real kube-apiserver (kube_cluster.py)."""
 import base64
-import contextlib
 import json
-import os
 import pathlib
-import platform
-import signal
-import socket
-import subprocess
 import tempfile
 
 import pytest
 
 from conftest import wait_until
 from kube_client import Client, pod
-
-SOURCE = pathlib.Path(os.environ["GRADUS_SOURCE_DIR"])
+from kube_cluster import Cluster, why_not
 
 pytestmark = pytest.mark.long
 
 
-def kit():
-    for place in filter(None, [os.environ.get("GRADUS_KUBE"), SOURCE.parent / "shared" / "kube"]):
-        if (pathlib.Path(place) / "cluster.sh").exists():
-            return pathlib.Path(place)
-    return None
-
-
-def free_ports():
-    """The first of six that nobody listens at."""
-    for first in range(18000 + os.getpid() % 1000 * 10, 32000, 10):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(first, first + 6):
-                one = stack.enter_context(socket.socket())
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                one.bind(("127.0.0.1", port))
-            return first
-    raise AssertionError("no free ports")
-
-
-class Cluster:
-    def __init__(self, folder, run):
-        self.kit, self.run = kit(), run
-        programs = pathlib.Path(os.environ.get("KUBEKIT_BIN", folder / "bin"))
-        subprocess.run([self.kit / "unpack.sh", programs], check=True)
-        self.environment = {**os.environ, "KUBEKIT_BIN": str(programs), "KUBEKIT_NODES": "1",
-                            "KUBEKIT_RUN": str(self.run), "KUBEKIT_PORT": str(free_ports())}
-        self.programs, self.kubeconfig = programs, self.run / "admin.kubeconfig"
-
-    def script(self, word):
-        subprocess.run([self.kit / "cluster.sh", word], env=self.environment, check=True,
-                       stdin=subprocess.DEVNULL)
-
-    def kubectl(self, *words):
-        return subprocess.run([self.programs / "kubectl", "--kubeconfig", self.kubeconfig, *words],
-                              check=True, capture_output=True, text=True).stdout
-
-    def restart_server(self):
-        """Kills the API server and starts it again, with the words that it was started with."""
-        pid = int((self.run / "pid" / "apiserver").read_text())
-        words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not pathlib.Path(f"/proc/{pid}/cmdline").exists()
-                   or not pathlib.Path(f"/proc/{pid}/cmdline").read_bytes(), "its end")
-        with open(self.run / "log" / "apiserver.log", "ab") as log:  # no child of ours
-            script = 'setsid "$@" >&2 & echo $!'
-            pid = subprocess.run(["sh", "-c", script, "sh", self.programs / "kube-apiserver",
-                                  *words[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                 stderr=log, check=True, text=True).stdout
-        (self.run / "pid" / "apiserver").write_text(pid)
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    if kit() is None or platform.machine() != "x86_64":
-        pytest.skip("no control plane: set GRADUS_KUBE to a folder with cluster.sh")
+    if why_not():
+        pytest.skip(why_not())
     # In memory: etcd waits for the disk at each write, for minutes where others write much.
     with tempfile.TemporaryDirectory(dir="/dev/shm") as run:
         cluster = Cluster(tmp_path_factory.mktemp("cluster"), pathlib.Path(run))

@@ -159,7 +159,7 @@ def test_dry_run_template_with_restart_policy_warns(gradus, tmp_path):
 
 
 @pytest.mark.parametrize("args, sentence", [
-    ([], "does not yet talk to a cluster; add --dry-run"),
+    (["--kubeconfig", "none"], "none: "),
     (["--dry-run"], "needs a manifest: -f FILE"),
     (["--dry-run", "-f", "no.yaml"], "no.yaml"),
     (["--dry-run", "-f", "/dev/null"], "holds no manifest")])
