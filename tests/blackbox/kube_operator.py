@@ -26,7 +26,7 @@ class Operator:
              "127.0.0.1:0", "--health-probe-bind-address", "0", "--lock-namespace", "team",
              *QUICK, *flags], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE, text=True, **how)
-        self.lines, self.came = [], threading.Condition()
+        self.lines, self.came, self.code = [], threading.Condition(), None
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
 
@@ -73,10 +73,10 @@ class Operator:
         return self
 
     def end(self):
-        code = self.process.wait(TIMEOUT_S)
+        self.code = self.process.wait(TIMEOUT_S)
         self.reader.join()
         self.process.stderr.close()
-        return code
+        return self.code
 
     def stop(self, number=signal.SIGTERM):
         self.process.send_signal(number)
@@ -86,12 +86,11 @@ class Operator:
         return self
 
     def __exit__(self, kind, *_):
-        if kind or self.process.poll() is None:
-            print(self.said())
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL if kind else signal.SIGTERM)
-            code = self.end()
+        if self.code is None:  # it works, or has ended when it was not to
+            code = self.stop(signal.SIGKILL if kind else signal.SIGTERM)
             assert kind or code == 0, self.said()
+        if kind:
+            print(self.said())
 
 
 def mpi_job(name, workers=2, **policy):

@@ -51,9 +51,14 @@ void gr_serve_fail(gr_serve *serve, gr_status status, const gr_diag *diag)
 void gr_serve_warn(gr_serve *serve, const char *sentence)
 {
     int64_t now_us = gr_clock_now_us(&serve->clock);
-    if (strcmp(sentence, serve->last_said) != 0 || now_us - serve->last_said_us >= SAID_AGAIN_US) {
-        snprintf(serve->last_said, sizeof serve->last_said, "%s", sentence);
-        serve->last_said_us = now_us;
+    uint64_t hash = gr_hash64(sentence, strlen(sentence), 0);
+    gr_serve_said *place = serve->said; /* its own, or the oldest */
+    for (size_t i = 0; i < GR_SERVE_SAID && place->hash != hash; i++) {
+        gr_serve_said *one = &serve->said[i];
+        place = one->hash == hash || one->at_us < place->at_us ? one : place;
+    }
+    if (place->hash != hash || now_us - place->at_us >= SAID_AGAIN_US) {
+        *place = (gr_serve_said){.hash = hash, .at_us = now_us};
         gr_log_write(serve->log, GR_LOG_WARN, "operator", "%s", sentence);
     }
 }

@@ -10,7 +10,7 @@
 #include "operator/serve/serve.h"
 #include "operator/serve/web.h"
 
-enum { GR_SERVE_KINDS_MAX = 16 };
+enum { GR_SERVE_KINDS_MAX = 16, GR_SERVE_SAID = 32 };
 
 typedef struct gr_serve gr_serve;
 
@@ -44,6 +44,12 @@ typedef struct gr_serve_counts {
     uint64_t groups_created, groups_deleted;
 } gr_serve_counts;
 
+/* A sentence of the log, by its hash, and when it was said. */
+typedef struct gr_serve_said {
+    uint64_t hash;
+    int64_t at_us;
+} gr_serve_said;
+
 struct gr_serve {
     const gr_serve_options *options;
     gr_clock clock;
@@ -65,8 +71,7 @@ struct gr_serve {
     gr_status status; /* not GR_OK: it is to end at once, with this sentence */
     gr_diag diag;
     gr_serve_counts counts;
-    char last_said[GR_DIAG_TEXT_BYTES]; /* and when */
-    int64_t last_said_us;
+    gr_serve_said said[GR_SERVE_SAID];
 };
 
 /* ---- serve.c ---- */

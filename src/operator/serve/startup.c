@@ -160,14 +160,15 @@ static gr_status await_probes(gr_serve *serve, kind_probe *probes, size_t count,
     return status;
 }
 
-/* A cluster shows each MPIJob in all versions that it has: the first one is served. */
-static bool is_served(const gr_serve *serve, const gr_operator_kind *kind)
+/* A cluster shows each MPIJob in all versions that it has: the first of those is served. NULL:
+ * there is none of this kind. */
+static const kind_probe *find_served(const kind_probe *probes, size_t count, const char *kind)
 {
     size_t i = 0;
-    while (serve->kinds[i] != NULL && strcmp(serve->kinds[i]->kind, kind->kind) != 0) {
+    while (i < count && (!probes[i].is_there || strcmp(probes[i].kind->kind, kind) != 0)) {
         i++;
     }
-    return serve->kinds[i] != NULL;
+    return i < count ? &probes[i] : NULL;
 }
 
 gr_status gr_serve_find_kinds(gr_serve *serve, gr_diag *diag)
@@ -180,11 +181,11 @@ gr_status gr_serve_find_kinds(gr_serve *serve, gr_diag *diag)
         status = await_probes(serve, probes, count, diag);
     }
     for (size_t i = 0; i < count && status == GR_OK && !gr_serve_is_over(serve); i++) {
-        if (is_served(serve, probes[i].kind)) {
-            continue;
-        }
-        if (probes[i].is_there) {
+        const kind_probe *served = find_served(probes, count, probes[i].kind->kind);
+        if (served == &probes[i]) {
             serve->kinds[found++] = probes[i].kind;
+        }
+        if (served != NULL) {
             continue;
         }
         status = judge(&probes[i], diag);
