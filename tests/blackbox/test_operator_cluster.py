@@ -159,7 +159,8 @@ def verbs_of_role():
     return sorted(set(found))
 
 
-NOT_ASKED = {("kubeflow.org", "mpijobs", "delete")}  # of v1 alone
+# For kinds of training-operator alone.
+NOT_ASKED = {("kubeflow.org", "mpijobs", "delete"), ("", "services", "delete")}
 
 
 def without(role, group, what, verb):

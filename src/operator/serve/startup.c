@@ -205,33 +205,34 @@ gr_status gr_serve_find_kinds(gr_serve *serve, gr_diag *diag)
 }
 
 /* ---- Rights ---------------------------------------------------------------------------------- */
-/* What the controller asks of each resource. Without those of `wanted` it works, but worse. */
+/* What the controller asks of each resource. Without those of `wanted` it works, but worse; those
+ * of `wanted_by_v1` are asked for kinds of training-operator alone. */
 typedef struct right {
     const char *group, *plural, *subresource;
-    const char *needed, *wanted; /* verbs with blanks between them */
+    const char *needed, *wanted, *wanted_by_v1; /* verbs with blanks between them */
 } right;
 
 static const right rights[] = {
-    {"", "pods", "", "list watch create delete", "get"},
-    {"", "services", "", "list watch create update", "get"},
-    {"", "configmaps", "", "list watch create update", "get"},
-    {"", "secrets", "", "list watch create update", "get"},
-    {"batch", "jobs", "", "list watch create update", "get"},
-    {"batch", "jobs", "status", "", "update"},
-    {"scheduling.volcano.sh", "podgroups", "", "list watch create update delete", "get"},
-    {"scheduling.x-k8s.io", "podgroups", "", "list watch create update delete", "get"},
-    {"scheduling.k8s.io", "priorityclasses", "", "list watch", ""},
-    {"", "serviceaccounts", "", "list watch create", "get"},
-    {"rbac.authorization.k8s.io", "roles", "", "list watch create update", "get"},
-    {"rbac.authorization.k8s.io", "rolebindings", "", "list watch create update", "get"},
-    {"autoscaling", "horizontalpodautoscalers", "", "list watch create update", "get delete"},
-    {"", "events", "", "", "create patch"},
-    {"coordination.k8s.io", "leases", "", "get create update", ""},
+    {"", "pods", "", "list watch create delete", "get", ""},
+    {"", "services", "", "list watch create update", "get", "delete"},
+    {"", "configmaps", "", "list watch create update", "get", ""},
+    {"", "secrets", "", "list watch create update", "get", ""},
+    {"batch", "jobs", "", "list watch create update", "get", ""},
+    {"batch", "jobs", "status", "", "update", ""},
+    {"scheduling.volcano.sh", "podgroups", "", "list watch create update delete", "get", ""},
+    {"scheduling.x-k8s.io", "podgroups", "", "list watch create update delete", "get", ""},
+    {"scheduling.k8s.io", "priorityclasses", "", "list watch", "", ""},
+    {"", "serviceaccounts", "", "list watch create", "get", ""},
+    {"rbac.authorization.k8s.io", "roles", "", "list watch create update", "get", ""},
+    {"rbac.authorization.k8s.io", "rolebindings", "", "list watch create update", "get", ""},
+    {"autoscaling", "horizontalpodautoscalers", "", "list watch create update", "get delete", ""},
+    {"", "events", "", "", "create patch", ""},
+    {"coordination.k8s.io", "leases", "", "get create update", "", ""},
 };
-static const right of_jobs = {"", "", "", "list watch", "get"};
-static const right of_jobs_that_expire = {"", "", "", "list watch", "get delete"};
-static const right of_jobs_status = {"", "", "status", "update", ""};
-static const right of_others = {"", "", "", "list watch", ""};
+static const right of_jobs = {"", "", "", "list watch", "get", ""};
+static const right of_jobs_of_v1 = {"", "", "", "list watch", "get delete", ""};
+static const right of_jobs_status = {"", "", "status", "update", "", ""};
+static const right of_others = {"", "", "", "list watch", "", ""};
 
 enum { REVIEWS_MAX = 256, VERB_BYTES = 16 };
 
@@ -259,9 +260,9 @@ static void take_review(void *arg, const gr_kube_answer *answer)
 }
 
 static void add_verbs(reviews *r, const right *row, const gr_kube_resource *name, const char *space,
-                      bool is_needed)
+                      const char *verbs, bool is_needed)
 {
-    const char *at = is_needed ? row->needed : row->wanted;
+    const char *at = verbs;
     while (*at != '\0' && r->count < REVIEWS_MAX) {
         size_t length = strcspn(at, " ");
         review *one = &r->all[r->count++];
@@ -277,8 +278,15 @@ static void add_verbs(reviews *r, const right *row, const gr_kube_resource *name
 
 static void add(reviews *r, const right *row, const gr_kube_resource *name, const char *space)
 {
-    add_verbs(r, row, name, space, true);
-    add_verbs(r, row, name, space, false);
+    bool has_v1 = false;
+    for (size_t i = 0; r->serve->kinds[i] != NULL; i++) {
+        has_v1 |= strcmp(r->serve->kinds[i]->api_version, "kubeflow.org/v1") == 0;
+    }
+    add_verbs(r, row, name, space, row->needed, true);
+    add_verbs(r, row, name, space, row->wanted, false);
+    if (has_v1) {
+        add_verbs(r, row, name, space, row->wanted_by_v1, false);
+    }
 }
 
 /* The rows of that resource. False: there are none. */
@@ -307,8 +315,8 @@ static void collect(reviews *r, const char *lease_space)
         }
         gr_serve_name_resource(i, &r->resources[i]);
         if (row->is_job) {
-            bool expires = strcmp(name->version, "v1") == 0;
-            add(r, expires ? &of_jobs_that_expire : &of_jobs, name, space);
+            bool is_v1 = strcmp(name->version, "v1") == 0;
+            add(r, is_v1 ? &of_jobs_of_v1 : &of_jobs, name, space);
             add(r, &of_jobs_status, name, space);
         } else if (!add_rows(r, name, space)) {
             add(r, &of_others, name, space);
