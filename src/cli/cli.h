@@ -52,6 +52,7 @@ extern const gr_verb gr_verbs[];                           /* ends with name NUL
 extern const gr_config_table *const gr_reference_tables[]; /* of every layer; ends with NULL */
 
 int gr_verb_run(int argc, char *const *argv);
+int gr_verb_pod(int argc, char *const *argv);
 int gr_verb_help(int argc, char *const *argv);
 int gr_verb_version(int argc, char *const *argv);
 extern const gr_cli_form gr_worker_form;
@@ -76,6 +77,7 @@ extern const gr_cli_form gr_operator_form;
 extern const gr_cli_form gr_info_form;
 
 extern const gr_config_table gr_run_table;
+extern const gr_config_table gr_run_manifest_table;
 extern const gr_config_table gr_ls_table;
 extern const gr_config_table gr_logs_table;
 extern const gr_config_table gr_stop_table;
@@ -95,6 +97,10 @@ extern const gr_config_table gr_worker_table;
 extern const gr_config_table gr_timeline_table;
 extern const gr_config_table gr_info_table;
 extern const gr_config_table gr_tune_table;
+
+/* run_manifest.c: is it a line of `gradus run -f`? And its work; returns the exit code. */
+bool gr_run_manifest_is_asked(int argc, char *const *argv);
+int gr_run_manifest(int argc, char *const *argv);
 
 /* The verb of that name, NULL if there is none. */
 const gr_verb *gr_verb_find(const char *name);

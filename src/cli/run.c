@@ -265,6 +265,9 @@ static int work(gr_cli_run *run)
 
 int gr_verb_run(int argc, char *const *argv)
 {
+    if (gr_run_manifest_is_asked(argc, argv)) {
+        return gr_run_manifest(argc, argv);
+    }
     gr_cli_run run = {.log = {.level = GR_LOG_WARN, .sink = gr_log_to_file, .sink_arg = stderr}};
     gr_diag diag = {0};
     bool help = false;

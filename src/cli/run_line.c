@@ -328,7 +328,8 @@ const gr_config_table gr_run_table = {.name = "run",
 void gr_run_print_help(void)
 {
     puts("usage: gradus run [flags] job.yaml [flags]\n"
-         "       gradus run [flags] [--] command [arguments]\n\n"
+         "       gradus run [flags] [--] command [arguments]\n"
+         "       gradus run -f manifest.yaml (a Kubernetes job; see gradus run -f x --help)\n\n"
          "Starts workers, here or on the hosts of -H: of the training job in the file, or any\n"
          "command. A worker finds its place in GRADUS_RANK, GRADUS_WORLD_SIZE, ..., and in RANK,\n"
          "WORLD_SIZE, ...\n"

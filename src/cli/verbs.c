@@ -44,6 +44,7 @@ const gr_verb gr_verbs[] = {
     {"help", "this text, or help on a verb", .run = gr_verb_help},
     {"version", "the version alone", .run = gr_verb_version},
     {"worker", NULL, .form = &gr_worker_form},
+    {"pod", NULL, .run = gr_verb_pod},
     {"agent", "offers this host to a job that waits for some (gradus run --listen)",
      .form = &gr_agent_form},
     {.name = NULL},
@@ -51,6 +52,7 @@ const gr_verb gr_verbs[] = {
 
 const gr_config_table *const gr_reference_tables[] = {
     &gr_run_table,
+    &gr_run_manifest_table,
     &gr_ls_table,
     &gr_logs_table,
     &gr_stop_table,

@@ -44,7 +44,7 @@ def test_a_command_is_understood(gradus, tmp_path, where):
     assert done.returncode == 0 and done.stdout.startswith("usage: "), (words, done.stderr)
 
 
-ELSEWHERE = {"--", "-H", "--listen"}  # programs and hosts that are not there
+ELSEWHERE = {"--", "-H", "--listen", "-f"}  # programs, hosts and manifests that are not there
 RUN = [where for where, words in commands().items()
        if words[0] == "simulate" or words[:2] == ["info", "--plan"] or
        (words[0] == "run" and "digits.yaml" not in words and not ELSEWHERE & {*words})]

@@ -1,0 +1,534 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "operator/local/local_pod.h"
+
+#include "base/fail.h"
+#include "base/file.h"
+#include "launch/environ.h"
+#include "launch/lines.h"
+#include "launch/spawn.h"
+#include "operator/local/pod_files.h"
+#include "operator/object.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { ARENA_BYTES_MAX = 16 << 20, READ_BYTES = 64 * 1024, NAME_SHOWN_BYTES = 36 };
+
+/* The stdout (0) or stderr (1) of one container. */
+typedef struct pod_stream {
+    gr_local_pod *pod;
+    int number, fd; /* -1: read to its end */
+    bool is_polled;
+    const gr_container *container;
+    gr_lines lines;
+    uv_poll_t poll;
+} pod_stream;
+
+struct gr_local_pod {
+    gr_local_pods *pods;
+    gr_arena arena;
+    gr_pod_plan plan;
+    gr_pod_view view;
+    json_t *object; /* as it was when it started */
+    const char *uid, *folder, *shade;
+    char address[GR_ADDRESS_OF_POD_BYTES], began[32];
+    pid_t pid;
+    int control_fd;
+    uv_poll_t control;
+    pod_stream *streams;
+    size_t stream_count;
+    int handles; /* of the loop, that are not closed yet */
+};
+
+/* ---- Output ---------------------------------------------------------------------------------- */
+static size_t write_prefix(void *prefix_arg, char *text_out)
+{
+    const pod_stream *stream = prefix_arg;
+    const gr_local_pod *pod = stream->pod;
+    bool is_alone = pod->plan.container_count == 1 + pod->plan.init_count;
+    char stamp[32] = "", who[NAME_SHOWN_BYTES + 1];
+    if (pod->pods->timestamps) {
+        struct timespec now;
+        struct tm local;
+        clock_gettime(CLOCK_REALTIME, &now);
+        localtime_r(&now.tv_sec, &local);
+        snprintf(stamp, sizeof stamp, "%02d:%02d:%02d.%03d ", local.tm_hour % 100,
+                 local.tm_min % 100, local.tm_sec % 100, (int)(now.tv_nsec / 1000000) % 1000);
+    }
+    snprintf(who, sizeof who, "%s%s%s", pod->plan.name,
+             is_alone && !stream->container->is_init ? "" : "/",
+             is_alone && !stream->container->is_init ? "" : stream->container->name);
+    int size = pod->pods->colors[stream->number]
+                   ? snprintf(text_out, GR_LINES_PREFIX_BYTES, "\033[%sm[%s]\033[0m %s", pod->shade,
+                              who, stamp)
+                   : snprintf(text_out, GR_LINES_PREFIX_BYTES, "[%s] %s", who, stamp);
+    return (size_t)size;
+}
+
+static void put_line(void *emit_arg, const char *text, size_t size_bytes)
+{
+    const pod_stream *stream = emit_arg;
+    gr_sink *sink = stream->pod->pods->sinks[stream->number];
+    if (sink != NULL) {
+        gr_sink_put(sink, text, size_bytes);
+    }
+}
+
+static void forget_handle(uv_handle_t *handle)
+{
+    gr_local_pod *pod = handle->data;
+    pod->handles--;
+}
+
+static void forget_stream(uv_handle_t *handle)
+{
+    pod_stream *stream = handle->data;
+    stream->pod->handles--;
+}
+
+static void close_stream(pod_stream *stream)
+{
+    gr_lines_end(&stream->lines);
+    if (stream->fd >= 0) {
+        if (stream->poll.data != NULL) {
+            uv_close((uv_handle_t *)&stream->poll, forget_stream);
+        }
+        close(stream->fd);
+        stream->fd = -1;
+    }
+}
+
+/* Reads what is there; false: nothing more comes. */
+static bool read_stream(pod_stream *stream, bool all)
+{
+    char data[READ_BYTES];
+    gr_sink *sink = stream->pod->pods->sinks[stream->number];
+    ssize_t got;
+    do {
+        got = read(stream->fd, data, sizeof data);
+        if (got > 0) {
+            gr_lines_feed(&stream->lines, data, (size_t)got);
+        }
+    } while (got > 0 && all);
+    if (sink != NULL) {
+        gr_sink_flush(sink);
+    }
+    return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
+}
+
+static void hear_stream(uv_poll_t *handle, int status, int events)
+{
+    (void)status;
+    (void)events;
+    pod_stream *stream = handle->data;
+    const gr_sink *sink = stream->pod->pods->sinks[stream->number];
+    if (sink != NULL && !gr_sink_has_room(sink)) { /* until gr_local_pod_go_on */
+        uv_poll_stop(handle);
+        stream->is_polled = false;
+    } else if (!read_stream(stream, false)) {
+        close_stream(stream);
+    }
+}
+
+void gr_local_pod_go_on(gr_local_pod *pod)
+{
+    for (size_t i = 0; i < pod->stream_count; i++) {
+        pod_stream *stream = &pod->streams[i];
+        if (stream->fd >= 0 && !stream->is_polled) {
+            stream->is_polled = uv_poll_start(&stream->poll, UV_READABLE, hear_stream) == 0;
+        }
+    }
+}
+
+/* ---- Status ---------------------------------------------------------------------------------- */
+static void write_status(gr_local_pod *pod)
+{
+    json_t *status = gr_pod_view_status(&pod->view);
+    if (status != NULL) {
+        gr_store_set_status(pod->pods->store, pod->object, status);
+    }
+    pod->pods->changed(pod->pods->pods_arg);
+}
+
+/* All of its processes have ended. */
+static void end_pod(gr_local_pod *pod)
+{
+    uv_close((uv_handle_t *)&pod->control, forget_handle);
+    close(pod->control_fd);
+    while (waitpid(pod->pid, NULL, 0) < 0 && errno == EINTR) {
+    }
+    pod->pid = 0;
+    for (size_t i = 0; i < pod->stream_count; i++) {
+        if (pod->streams[i].fd >= 0) {
+            (void)read_stream(&pod->streams[i], true);
+            close_stream(&pod->streams[i]);
+        }
+    }
+    if (!pod->view.is_over) {
+        pod->view.is_over = pod->view.has_failed = true;
+        pod->view.message = "the process that stands for the pod was killed";
+        for (size_t i = 0; i < pod->plan.container_count; i++) {
+            gr_pod_message killed = {
+                .word = GR_POD_ENDED, .container = (int)i, .value = 128 + SIGKILL};
+            if (pod->view.containers[i].state != 2) {
+                gr_pod_view_hear(&pod->view, &killed, gr_store_now(pod->pods->store));
+            }
+        }
+    }
+    write_status(pod);
+}
+
+static void hear_message(gr_local_pod *pod, const gr_pod_message *message)
+{
+    gr_local_pods *pods = pod->pods;
+    char sentence[GR_POD_TEXT_BYTES + 200];
+    if (message->word == GR_POD_PLAIN && !pods->has_no_rooms) {
+        pods->has_no_rooms = true;
+        snprintf(sentence, sizeof sentence,
+                 "warning: this system permits no namespaces (%s): pods do not know each other by "
+                 "name, and volumes are not where they are mounted",
+                 message->text);
+        pods->note(pods->pods_arg, sentence);
+    }
+    if (message->word == GR_POD_REFUSED) {
+        const char *name =
+            message->container >= 0 && (size_t)message->container < pod->plan.container_count
+                ? pod->plan.containers[message->container].name
+                : "";
+        snprintf(sentence, sizeof sentence, "container %.60s cannot start: %s", name,
+                 message->text);
+        pods->event(pods->pods_arg, "Warning", "Failed", "pod", pod->plan.name, sentence);
+    }
+    gr_pod_view_hear(&pod->view, message, gr_store_now(pods->store));
+    if (message->word != GR_POD_OVER) { /* the end is told when all output is read */
+        write_status(pod);
+    }
+}
+
+static void hear_control(uv_poll_t *handle, int status, int events)
+{
+    (void)status;
+    (void)events;
+    gr_local_pod *pod = handle->data;
+    gr_pod_message message;
+    ssize_t got;
+    while ((got = recv(pod->control_fd, &message, sizeof message, MSG_DONTWAIT)) ==
+           (ssize_t)sizeof message) {
+        hear_message(pod, &message);
+    }
+    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
+        end_pod(pod);
+    }
+}
+
+/* ---- Start ----------------------------------------------------------------------------------- */
+/* A script that becomes this program. */
+static gr_status write_tool(const gr_local_pods *pods, const char *path, const char *space,
+                            const char *what, gr_diag *diag)
+{
+    FILE *file = fopen(path, "we");
+    if (file == NULL) {
+        return gr_fail_errno(diag, "create", path, errno);
+    }
+    if (space != NULL) {
+        fprintf(file, "#!/bin/sh\nexec '%s' pod '%s' '%s' %s \"$@\"\n", pods->program, pods->root,
+                space, what);
+    } else { /* sshd: commands come by another way */
+        fprintf(file, "#!/bin/sh\nexec %s\n", what);
+    }
+    int error = fchmod(fileno(file), 0755) == 0 ? 0 : errno;
+    if (fclose(file) != 0 || error != 0) {
+        return gr_fail_errno(diag, "write", path, error != 0 ? error : errno);
+    }
+    return GR_OK;
+}
+
+static gr_status write_tools(const gr_local_pod *pod, const char *folder, gr_diag *diag)
+{
+    static const char *const tools[][2] = {
+        {"ssh", "ssh"}, {"rsh", "ssh"}, {"kubectl", "kubectl"}, {"sshd", "sleep infinity"}};
+    char path[PATH_MAX];
+    if (mkdir(folder, 0755) != 0) {
+        return gr_fail_errno(diag, "create", folder, errno);
+    }
+    gr_status status = GR_OK;
+    for (size_t i = 0; i < sizeof tools / sizeof tools[0] && status == GR_OK; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, tools[i][0]);
+        status = write_tool(pod->pods, path, i == 3 ? NULL : pod->plan.space, tools[i][1], diag);
+    }
+    return status;
+}
+
+/* Where the image of kubectl-delivery would have put it. */
+static gr_status deliver(const gr_local_pod *pod, gr_diag *diag)
+{
+    for (size_t i = 0; i < pod->plan.container_count; i++) {
+        const gr_container *container = &pod->plan.containers[i];
+        const char *target = container->way == GR_CONTAINER_DELIVER
+                                 ? gr_environ_find(container->environment, "TARGET_DIR")
+                                 : NULL;
+        for (size_t k = 0; target != NULL && k < pod->plan.mount_count; k++) {
+            if (strcmp(pod->plan.mounts[k].path, target) == 0) {
+                char path[PATH_MAX];
+                snprintf(path, sizeof path, "%s/kubectl", pod->plan.mounts[k].source);
+                return write_tool(pod->pods, path, pod->plan.space, "kubectl", diag);
+            }
+        }
+    }
+    return GR_OK;
+}
+
+static int compare_fds(const void *a, const void *b)
+{
+    return *(const int *)a - *(const int *)b;
+}
+
+/* Of what the cluster has open the pod's process keeps its own. */
+static void keep_only(int *fds, size_t count)
+{
+    int first = STDERR_FILENO + 1;
+    qsort(fds, count, sizeof fds[0], compare_fds);
+    for (size_t i = 0; i < count; i++) {
+        if (fds[i] > first) {
+            gr_spawn_close((unsigned int)first, (unsigned int)fds[i] - 1);
+        }
+        first = fds[i] + 1;
+    }
+    gr_spawn_close((unsigned int)first, ~0U);
+}
+
+_Noreturn static void become_pod(const gr_local_pod *pod, int control_fd, const int *output_fds)
+{
+    char path[PATH_MAX];
+    size_t count = 2 * pod->plan.container_count;
+    int *kept = malloc((count + 1) * sizeof *kept);
+    uv_library_shutdown();
+    if (kept == NULL) {
+        _exit(1);
+    }
+    memcpy(kept, output_fds, count * sizeof *kept);
+    kept[count] = control_fd;
+    keep_only(kept, count + 1);
+    free(kept);
+    snprintf(path, sizeof path, "%s/tools/sshd", pod->folder);
+    const gr_room room = {.folder = pod->folder, .hosts = pod->pods->hosts, .sshd = path};
+    const gr_pod_start start = {.plan = &pod->plan,
+                                .room = &room,
+                                .root = pod->pods->root,
+                                .control_fd = control_fd,
+                                .output_fds = output_fds};
+    gr_pod_process_run(&start);
+}
+
+static gr_status watch(gr_local_pod *pod, uv_poll_t *handle, void *data, int fd, uv_poll_cb heard,
+                       gr_diag *diag)
+{
+    int error = uv_poll_init(pod->pods->loop, handle, fd);
+    if (error == 0) {
+        handle->data = data;
+        pod->handles++;
+        error = uv_poll_start(handle, UV_READABLE, heard);
+    }
+    return error == 0 ? GR_OK
+                      : gr_fail(diag, GR_E_IO, "pod %s cannot be watched: %s", pod->plan.name,
+                                uv_strerror(error));
+}
+
+/* A pipe for each stream; `output_fds` are the writing ends. */
+static gr_status open_streams(gr_local_pod *pod, int *output_fds, gr_diag *diag)
+{
+    for (size_t i = 0; i < 2 * pod->plan.container_count; i++) {
+        pod_stream *stream = &pod->streams[i];
+        int ends[2];
+        if (pipe2(ends, O_CLOEXEC) != 0) {
+            return gr_fail(diag, GR_E_IO, "no pipe for pod %s: %s; raise the limit (ulimit -n)",
+                           pod->plan.name, strerror(errno));
+        }
+        (void)fcntl(ends[0], F_SETFL, O_NONBLOCK);
+        *stream = (pod_stream){.pod = pod,
+                               .number = (int)(i % 2),
+                               .fd = ends[0],
+                               .is_polled = true,
+                               .container = &pod->plan.containers[i / 2]};
+        output_fds[i] = ends[1];
+        gr_lines_init(&stream->lines, write_prefix, stream, put_line, stream);
+        pod->stream_count++;
+    }
+    return GR_OK;
+}
+
+static gr_status fork_pod(gr_local_pod *pod, const int *output_fds, gr_diag *diag)
+{
+    int control[2];
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, control) != 0) {
+        return gr_fail(diag, GR_E_IO, "no socket for pod %s: %s; raise the limit (ulimit -n)",
+                       pod->plan.name, strerror(errno));
+    }
+    pid_t pid = fork();
+    if (pid == 0) {
+        become_pod(pod, control[1], output_fds);
+    }
+    int error = errno;
+    close(control[1]);
+    if (pid < 0) {
+        close(control[0]);
+        return gr_fail(diag, GR_E_IO, "no process for pod %s: %s", pod->plan.name, strerror(error));
+    }
+    pod->pid = pid;
+    pod->control_fd = control[0];
+    gr_status status = watch(pod, &pod->control, pod, pod->control_fd, hear_control, diag);
+    for (size_t i = 0; i < pod->stream_count && status == GR_OK; i++) {
+        status = watch(pod, &pod->streams[i].poll, &pod->streams[i], pod->streams[i].fd,
+                       hear_stream, diag);
+    }
+    return status;
+}
+
+static gr_status prepare(gr_local_pod *pod, gr_diag *diag)
+{
+    gr_local_pods *pods = pod->pods;
+    const char *space = gr_object_text(pod->object, "metadata.namespace"), *stand_in = NULL;
+    const char *name = gr_object_text(pod->object, "metadata.name");
+    char *tools = NULL;
+    gr_status status = gr_names_address(pods->names, space, name, pod->address, diag);
+    pod->folder = gr_arena_printf(&pod->arena, "%s/pod-%u", pods->root, pods->started++);
+    tools = gr_arena_printf(&pod->arena, "%s/tools", pod->folder);
+    if (status == GR_OK && tools == NULL) {
+        status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for pod %s", name);
+    }
+    const gr_pod_place place = {
+        .address = pod->address, .inherited = pods->environment, .tools = tools};
+    if (status == GR_OK) {
+        status = gr_pod_plan_make(pods->store, pod->object, &place, &pod->arena, &pod->plan, diag);
+    }
+    if (status == GR_OK && mkdir(pod->folder, 0755) != 0) {
+        status = gr_fail_errno(diag, "create", pod->folder, errno);
+    }
+    if (status == GR_OK) {
+        status = gr_pod_files_write(pods->store, pod->object, pod->folder, &pod->arena, &pod->plan,
+                                    &stand_in, diag);
+    }
+    if (status == GR_OK && stand_in != NULL) {
+        char sentence[400];
+        snprintf(sentence, sizeof sentence,
+                 "warning: volume \"%.100s\" of pod %.200s is an empty folder here", stand_in,
+                 name);
+        pods->note(pods->pods_arg, sentence);
+    }
+    if (status == GR_OK) {
+        status = write_tools(pod, tools, diag);
+    }
+    return status == GR_OK ? deliver(pod, diag) : status;
+}
+
+static gr_status launch(gr_local_pod *pod, gr_diag *diag)
+{
+    size_t count = 2 * pod->plan.container_count;
+    int *output_fds = malloc((count + 1) * sizeof *output_fds);
+    pod->streams = calloc(count, sizeof *pod->streams);
+    pod->view = (gr_pod_view){.plan = &pod->plan,
+                              .address = pod->address,
+                              .began = pod->began,
+                              .containers =
+                                  calloc(pod->plan.container_count, sizeof *pod->view.containers)};
+    if (output_fds == NULL || pod->streams == NULL || pod->view.containers == NULL) {
+        free(output_fds);
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for pod %s", pod->plan.name);
+    }
+    gr_status status = gr_names_publish(pod->pods->names, pod->pods->store, pod->object, diag);
+    if (status == GR_OK) {
+        status = open_streams(pod, output_fds, diag);
+    }
+    if (status == GR_OK) {
+        status = fork_pod(pod, output_fds, diag);
+    }
+    for (size_t i = 0; i < pod->stream_count; i++) {
+        close(output_fds[i]);
+    }
+    free(output_fds);
+    return status;
+}
+
+gr_status gr_local_pod_start(gr_local_pods *pods, const json_t *pod, gr_local_pod **pod_out,
+                             gr_diag *diag)
+{
+    static const char *const shades[] = {"36", "33", "35", "32", "34", "31"};
+    gr_local_pod *p = calloc(1, sizeof *p);
+    if (p == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a pod");
+    }
+    gr_arena_init(&p->arena, ARENA_BYTES_MAX);
+    p->pods = pods;
+    p->object = json_incref((json_t *)(uintptr_t)pod);
+    p->uid = gr_object_text(pod, "metadata.uid");
+    p->shade = shades[pods->started % (sizeof shades / sizeof shades[0])];
+    snprintf(p->began, sizeof p->began, "%s", gr_store_now(pods->store));
+    *pod_out = p;
+    gr_status status = prepare(p, diag);
+    return status == GR_OK ? launch(p, diag) : status;
+}
+
+void gr_local_pod_refresh(gr_local_pod *pod)
+{
+    gr_diag diag = {0};
+    const char *stand_in;
+    if (pod->pid > 0 && gr_pod_files_write(pod->pods->store, pod->object, pod->folder, &pod->arena,
+                                           &pod->plan, &stand_in, &diag) != GR_OK) {
+        pod->pods->event(pod->pods->pods_arg, "Warning", "FailedMount", "pod", pod->plan.name,
+                         diag.text);
+    }
+}
+
+/* ---- End ------------------------------------------------------------------------------------- */
+void gr_local_pod_end(gr_local_pod *pod, int64_t grace_s)
+{
+    gr_pod_message message = {.word = GR_POD_END,
+                              .value = grace_s < INT_MAX ? (int)grace_s : INT_MAX};
+    if (pod->pid > 0) {
+        (void)!send(pod->control_fd, &message, sizeof message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    }
+}
+
+const char *gr_local_pod_uid(const gr_local_pod *pod)
+{
+    return pod->uid;
+}
+
+int64_t gr_local_pod_grace_s(const gr_local_pod *pod)
+{
+    return pod->plan.grace_s;
+}
+
+pid_t gr_local_pod_pid(const gr_local_pod *pod)
+{
+    return pod->pid;
+}
+
+bool gr_local_pod_is_gone(const gr_local_pod *pod)
+{
+    return pod->pid == 0 && pod->handles == 0;
+}
+
+void gr_local_pod_destroy(gr_local_pod *pod)
+{
+    for (size_t i = 0; i < pod->stream_count; i++) {
+        gr_lines_fini(&pod->streams[i].lines);
+        if (pod->streams[i].fd >= 0) {
+            close(pod->streams[i].fd);
+        }
+    }
+    free(pod->streams);
+    free(pod->view.containers);
+    json_decref(pod->object);
+    gr_arena_fini(&pod->arena);
+    free(pod);
+}

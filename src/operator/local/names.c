@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "operator/local/names.h"
+
+#include "base/fail.h"
+#include "base/file.h"
+#include "operator/object.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* 127.A.B.1 to 127.A.B.254, and then those of the next B: A and B follow from the process id, so
+ * that two runs at a time do not take each other's ports. */
+enum { HOSTS_OF_NET = 254, NETS = 256, FIRST_A = 64, A_COUNT = 64, HOSTS_FILE_BYTES_MAX = 1 << 20 };
+
+struct gr_names {
+    int fd;
+    char *path, *domain;
+    json_t *addresses; /* of "space/pod": a number from 0 */
+    json_t *written;   /* "address name" of each that stands in the file */
+};
+
+gr_status gr_names_create(const char *path, const char *cluster_domain, gr_names **names_out,
+                          gr_diag *diag)
+{
+    gr_names *names = calloc(1, sizeof *names);
+    char *host = NULL;
+    size_t size_bytes = 0;
+    if (names == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the names of pods");
+    }
+    names->path = strdup(path);
+    names->domain = strdup(cluster_domain);
+    names->addresses = json_object();
+    names->written = json_object();
+    names->fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644);
+    gr_status status = names->path == NULL || names->domain == NULL || names->addresses == NULL ||
+                               names->written == NULL
+                           ? gr_fail(diag, GR_E_NO_MEMORY, "no memory for the names of pods")
+                       : names->fd < 0 ? gr_fail_errno(diag, "create", path, errno)
+                                       : GR_OK;
+    if (status == GR_OK &&
+        gr_file_read("/etc/hosts", HOSTS_FILE_BYTES_MAX, &host, &size_bytes, NULL) == GR_OK) {
+        int error = gr_fd_write(names->fd, host, size_bytes);
+        error = error == 0 ? gr_fd_write(names->fd, "\n", 1) : error;
+        status = error != 0 ? gr_fail_errno(diag, "write", path, error) : GR_OK;
+    }
+    free(host);
+    if (status != GR_OK) {
+        gr_names_destroy(names);
+        return status;
+    }
+    *names_out = names;
+    return GR_OK;
+}
+
+void gr_names_destroy(gr_names *names)
+{
+    if (names != NULL) {
+        if (names->fd >= 0) {
+            close(names->fd);
+        }
+        json_decref(names->addresses);
+        json_decref(names->written);
+        free(names->path);
+        free(names->domain);
+        free(names);
+    }
+}
+
+gr_status gr_names_address(gr_names *names, const char *space, const char *pod,
+                           char address_out[GR_ADDRESS_OF_POD_BYTES], gr_diag *diag)
+{
+    char key[600];
+    snprintf(key, sizeof key, "%.290s/%.290s", space, pod);
+    json_int_t count = (json_int_t)json_object_size(names->addresses);
+    if (json_object_get(names->addresses, key) == NULL &&
+        json_object_set_new(names->addresses, key, json_integer(count)) != 0) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the names of pods");
+    }
+    json_int_t number = json_integer_value(json_object_get(names->addresses, key));
+    json_int_t net = (json_int_t)(getpid() % (NETS * A_COUNT)) + number / HOSTS_OF_NET;
+    snprintf(address_out, GR_ADDRESS_OF_POD_BYTES, "127.%d.%d.%d",
+             FIRST_A + (int)(net / NETS % A_COUNT), (int)(net % NETS),
+             (int)(number % HOSTS_OF_NET) + 1);
+    return GR_OK;
+}
+
+/* Adds " name" to the line, unless it stands in the file. */
+static bool add_name(const gr_names *names, FILE *line, const char *address, const char *name)
+{
+    char key[1200];
+    snprintf(key, sizeof key, "%s %.1100s", address, name);
+    if (json_object_get(names->written, key) != NULL) {
+        return true;
+    }
+    fprintf(line, " %s", name);
+    return json_object_set_new(names->written, key, json_true()) == 0;
+}
+
+/* "train-worker-0", "train-worker-0.default.svc" and so on. */
+static bool add_names(const gr_names *names, FILE *line, const char *address, const char *name,
+                      const char *space)
+{
+    char longer[1100];
+    static const char *const endings[] = {"", "", ".svc"};
+    bool done = true;
+    for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++) {
+        snprintf(longer, sizeof longer, "%.500s%s%.290s%s", name, i > 0 ? "." : "",
+                 i > 0 ? space : "", endings[i]);
+        done = add_name(names, line, address, longer) && done;
+    }
+    snprintf(longer, sizeof longer, "%.500s.%.290s.svc.%.250s", name, space, names->domain);
+    return add_name(names, line, address, longer) && done;
+}
+
+static bool selects(const json_t *service, const json_t *pod)
+{
+    json_t *selector = gr_object_at(service, "spec.selector"), *value;
+    const json_t *labels = gr_object_at(pod, "metadata.labels");
+    const char *key;
+    if (json_object_size(selector) == 0) {
+        return false;
+    }
+    json_object_foreach(selector, key, value)
+    {
+        if (!json_equal(json_object_get(labels, key), value)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool print_names(const gr_names *names, const gr_store *store, const json_t *pod,
+                        const char *address, FILE *line)
+{
+    const char *space = gr_object_text(pod, "metadata.namespace");
+    const char *name = gr_object_text(pod, "metadata.name");
+    const char *host = gr_object_text(pod, "spec.hostname");
+    const char *domain = gr_object_text(pod, "spec.subdomain");
+    bool done = add_name(names, line, address, name);
+    if (host != NULL) {
+        done = add_name(names, line, address, host) && done;
+    }
+    if (domain != NULL) {
+        char whole[600];
+        snprintf(whole, sizeof whole, "%.290s.%.290s", host != NULL ? host : name, domain);
+        done = add_names(names, line, address, whole, space) && done;
+    }
+    size_t i;
+    const json_t *service;
+    json_array_foreach(gr_store_objects(store), i, service)
+    {
+        if (gr_object_is(service, "v1", "Service") &&
+            gr_object_is_text(service, "metadata.namespace", space) && selects(service, pod)) {
+            done =
+                add_names(names, line, address, gr_object_text(service, "metadata.name"), space) &&
+                done;
+        }
+    }
+    return done;
+}
+
+gr_status gr_names_publish(gr_names *names, const gr_store *store, const json_t *pod, gr_diag *diag)
+{
+    char address[GR_ADDRESS_OF_POD_BYTES], *text = NULL;
+    size_t size_bytes = 0;
+    gr_status status = gr_names_address(names, gr_object_text(pod, "metadata.namespace"),
+                                        gr_object_text(pod, "metadata.name"), address, diag);
+    FILE *line = status == GR_OK ? open_memstream(&text, &size_bytes) : NULL;
+    if (status != GR_OK || line == NULL) {
+        return status != GR_OK ? status
+                               : gr_fail(diag, GR_E_NO_MEMORY, "no memory for the names of pods");
+    }
+    fputs(address, line);
+    bool done = print_names(names, store, pod, address, line);
+    fputc('\n', line);
+    done = fclose(line) == 0 && done;
+    if (!done) {
+        status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for the names of pods");
+    } else if (strchr(text, ' ') != NULL) {
+        int error = gr_fd_write(names->fd, text, size_bytes);
+        status = error != 0 ? gr_fail_errno(diag, "write", names->path, error) : GR_OK;
+    }
+    free(text);
+    return status;
+}

@@ -1,0 +1,476 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* A container is in one of these states:
+ *
+ *   waiting   until those of init before it have ended, or until `due_us` after a failure
+ *   running   as a process, or without one where something stands in its place
+ *   ended     for good
+ *
+ * Containers of init run one after the other; a sidecar among them lets the next one begin as soon
+ * as it runs, and ends when the others have. */
+
+#include "operator/local/pod_process.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "launch/environ.h"
+#include "launch/process_tree.h"
+#include "launch/spawn.h"
+#include "operator/local/exec.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum {
+    COMMANDS_MAX = 256,
+    PAUSE_S = 10,
+    PAUSE_MAX_S = 300,
+    PAUSE_DOUBLINGS = 5,
+    AWAIT_MS = 50,
+    HOSTS_BYTES_MAX = 8 << 20,
+    US_PER_S = 1000000
+};
+
+typedef enum pod_state { POD_WAITING, POD_RUNNING, POD_HAS_ENDED } pod_state;
+
+typedef struct pod_container {
+    const gr_container *plan;
+    pod_state state;
+    pid_t pid; /* 0: there is no process */
+    int code, restarts;
+    int64_t due_us;
+} pod_container;
+
+typedef struct pod_command {
+    int fd; /* of the caller; -1: none */
+    pid_t pid;
+} pod_command;
+
+typedef struct pod_process {
+    const gr_pod_start *start;
+    pod_container *containers;
+    size_t count;
+    pod_command commands[COMMANDS_MAX];
+    int signal_fd, listen_fd;
+    bool is_ending, has_failed; /* one of init has failed for good */
+    int64_t end_us;             /* is_ending: then all is killed */
+} pod_process;
+
+static int64_t now_us(void)
+{
+    return gr_now_ns() / 1000;
+}
+
+static void tell(const pod_process *p, gr_pod_word word, const pod_container *c, int value,
+                 const char *text)
+{
+    gr_pod_message message = {
+        .word = (int)word, .container = c != NULL ? (int)(c - p->containers) : -1, .value = value};
+    snprintf(message.text, sizeof message.text, "%s", text);
+    (void)!send(p->start->control_fd, &message, sizeof message, MSG_NOSIGNAL);
+}
+
+/* ---- Start ----------------------------------------------------------------------------------- */
+/* Runs it with the container's environment, in its working directory. */
+static pid_t spawn(const gr_container *container, char *const *argv, const int fds[3],
+                   char *why_out, size_t why_bytes)
+{
+    gr_spawn_error error;
+    gr_diag diag = {0};
+    const char *path = gr_environ_find(container->environment, "PATH");
+    if (path != NULL) {
+        (void)setenv("PATH", path, 1); /* argv[0] is looked up there */
+    }
+    if (container->folder != NULL && chdir(container->folder) != 0) {
+        snprintf(why_out, why_bytes, "its workingDir %.200s: %s", container->folder,
+                 strerror(errno));
+        return -1;
+    }
+    const gr_spawn way = {.argv = argv,
+                          .environment = container->environment,
+                          .stdin_fd = fds[0],
+                          .stdout_fd = fds[1],
+                          .stderr_fd = fds[2]};
+    pid_t pid = gr_spawn_start(&way, &error);
+    if (pid < 0) {
+        (void)gr_spawn_fail(argv[0], &error, &diag);
+        snprintf(why_out, why_bytes, "%s", diag.text);
+    }
+    return pid;
+}
+
+static void end_container(pod_process *p, pod_container *c, int code);
+
+static void refuse(pod_process *p, pod_container *c, const char *why)
+{
+    tell(p, GR_POD_REFUSED, c, GR_CONTAINER_START_ERROR, why);
+    end_container(p, c, GR_CONTAINER_START_ERROR);
+}
+
+static void start_container(pod_process *p, pod_container *c, const char *home)
+{
+    char why[GR_POD_TEXT_BYTES];
+    size_t index = (size_t)(c - p->containers);
+    c->state = POD_RUNNING;
+    c->pid = 0;
+    if (c->plan->way == GR_CONTAINER_IMPOSSIBLE) {
+        refuse(p, c,
+               "it has no command, and that of its image is not known here; write command into "
+               "the manifest");
+        return;
+    }
+    if (c->plan->way == GR_CONTAINER_COMMAND) {
+        int null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        const int fds[3] = {null_fd, p->start->output_fds[2 * index],
+                            p->start->output_fds[2 * index + 1]};
+        (void)!chdir(home);
+        c->pid = spawn(c->plan, c->plan->argv, fds, why, sizeof why);
+        close(null_fd);
+        if (c->pid < 0) {
+            c->pid = 0;
+            refuse(p, c, why);
+            return;
+        }
+    }
+    tell(p, GR_POD_BEGUN, c, 0, "");
+    if (c->plan->way == GR_CONTAINER_DELIVER) {
+        end_container(p, c, 0);
+    }
+}
+
+static bool is_restarted(const pod_process *p, const pod_container *c, int code)
+{
+    const char *policy = p->start->plan->restart_policy;
+    if (p->is_ending) {
+        return false;
+    }
+    if (c->plan->is_sidecar) {
+        return true;
+    }
+    return strcmp(policy, "Always") == 0 ? !c->plan->is_init || code != 0
+                                         : strcmp(policy, "OnFailure") == 0 && code != 0;
+}
+
+/* At once the first time, then after a pause that doubles. */
+static void end_container(pod_process *p, pod_container *c, int code)
+{
+    c->pid = 0;
+    c->code = code;
+    if (!is_restarted(p, c, code)) {
+        c->state = POD_HAS_ENDED;
+        p->has_failed |= c->plan->is_init && !c->plan->is_sidecar && code != 0;
+        return;
+    }
+    int doublings = c->restarts - 1 < PAUSE_DOUBLINGS ? c->restarts - 1 : PAUSE_DOUBLINGS;
+    int pause_s = c->restarts > 0 ? PAUSE_S << doublings : 0;
+    pause_s = pause_s < PAUSE_MAX_S ? pause_s : PAUSE_MAX_S;
+    c->restarts++;
+    c->state = POD_WAITING;
+    c->due_us = now_us() + (int64_t)pause_s * US_PER_S;
+    tell(p, GR_POD_AGAIN, c, pause_s, "");
+}
+
+/* Has the name an address, by the pods' own /etc/hosts? */
+static bool is_known(const pod_process *p, const char *name)
+{
+    FILE *file = fopen(p->start->room->hosts, "re");
+    char *line = NULL, *rest;
+    size_t size = 0;
+    bool found = false;
+    while (file != NULL && !found && getline(&line, &size, file) > 0) {
+        for (char *word = strtok_r(line, " \t\n", &rest); word != NULL && !found;
+             word = strtok_r(NULL, " \t\n", &rest)) {
+            found = word[0] != '#' && strcmp(word, name) == 0;
+        }
+    }
+    free(line);
+    if (file != NULL) {
+        fclose(file);
+    }
+    return found;
+}
+
+/* Starts what is due. */
+static void advance(pod_process *p, const char *home)
+{
+    int64_t now = now_us();
+    for (size_t i = 0; i < p->count && !p->is_ending && !p->has_failed; i++) {
+        pod_container *c = &p->containers[i];
+        if (c->state == POD_WAITING && c->due_us <= now) {
+            start_container(p, c, home);
+        }
+        if (c->state == POD_RUNNING && c->plan->way == GR_CONTAINER_AWAIT &&
+            is_known(p, c->plan->awaited)) {
+            tell(p, GR_POD_ENDED, c, 0, "");
+            end_container(p, c, 0);
+        }
+        bool holds_up = c->plan->is_sidecar ? c->state == POD_WAITING : c->state != POD_HAS_ENDED;
+        if (c->plan->is_init && holds_up) {
+            break;
+        }
+    }
+}
+
+/* ---- End ------------------------------------------------------------------------------------- */
+static int code_of(int status)
+{
+    return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+static void reap(pod_process *p)
+{
+    int status;
+    pid_t pid;
+    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+        for (size_t i = 0; i < p->count; i++) {
+            if (p->containers[i].pid == pid) {
+                tell(p, GR_POD_ENDED, &p->containers[i], code_of(status), "");
+                end_container(p, &p->containers[i], code_of(status));
+            }
+        }
+        for (size_t i = 0; i < COMMANDS_MAX; i++) {
+            if (p->commands[i].fd >= 0 && p->commands[i].pid == pid) {
+                gr_exec_answer(p->commands[i].fd, code_of(status));
+                close(p->commands[i].fd);
+                p->commands[i] = (pod_command){.fd = -1};
+            }
+        }
+    }
+}
+
+/* Have those that count ended for good? */
+static bool is_over(const pod_process *p)
+{
+    bool all = true;
+    for (size_t i = 0; i < p->count; i++) {
+        const pod_container *c = &p->containers[i];
+        bool is_counted = p->is_ending || !c->plan->is_sidecar;
+        all &= !is_counted || c->state == POD_HAS_ENDED ||
+               (p->is_ending && c->state == POD_WAITING) ||
+               (p->has_failed && c->state == POD_WAITING);
+    }
+    return all;
+}
+
+static void begin_end(pod_process *p, int64_t grace_s)
+{
+    p->end_us = now_us() + grace_s * US_PER_S;
+    if (p->is_ending) {
+        return;
+    }
+    p->is_ending = true;
+    for (size_t i = 0; i < p->count; i++) {
+        pod_container *c = &p->containers[i];
+        if (c->pid > 0) {
+            (void)kill(-c->pid, SIGTERM);
+        } else if (c->state == POD_RUNNING) { /* what only stands there for something */
+            tell(p, GR_POD_ENDED, c, 0, "");
+            end_container(p, c, 0);
+        }
+    }
+    for (size_t i = 0; i < COMMANDS_MAX; i++) {
+        if (p->commands[i].pid > 0) {
+            (void)kill(-p->commands[i].pid, SIGTERM);
+        }
+    }
+}
+
+static bool has_failed(const pod_process *p)
+{
+    bool failed = p->has_failed;
+    for (size_t i = 0; i < p->count; i++) {
+        const pod_container *c = &p->containers[i];
+        failed |= !c->plan->is_init && (c->state != POD_HAS_ENDED || c->code != 0);
+    }
+    return failed;
+}
+
+/* What the containers have left behind, sidecars as well, has a second at most. */
+_Noreturn static void finish(pod_process *p)
+{
+    bool failed = has_failed(p);
+    int64_t left_us = p->is_ending ? p->end_us - now_us() : US_PER_S;
+    (void)gr_process_tree_signal(SIGTERM);
+    gr_process_tree_end(left_us < 0 ? 0 : left_us < US_PER_S ? left_us : US_PER_S);
+    tell(p, GR_POD_OVER, NULL, failed, "");
+    _exit(0);
+}
+
+/* ---- Commands that come ---------------------------------------------------------------------- */
+static const gr_container *container_of(const pod_process *p, const char *name)
+{
+    for (size_t i = 0; i < p->count; i++) {
+        if (name[0] == '\0' ? !p->containers[i].plan->is_init
+                            : strcmp(p->containers[i].plan->name, name) == 0) {
+            return p->containers[i].plan;
+        }
+    }
+    return NULL;
+}
+
+static pod_command *free_command(pod_process *p)
+{
+    for (size_t i = 0; i < COMMANDS_MAX; i++) {
+        if (p->commands[i].fd < 0) {
+            return &p->commands[i];
+        }
+    }
+    return NULL;
+}
+
+static void accept_command(pod_process *p)
+{
+    int fd = accept4(p->listen_fd, NULL, NULL, SOCK_CLOEXEC);
+    pod_command *command = fd >= 0 ? free_command(p) : NULL;
+    if (command != NULL) {
+        *command = (pod_command){.fd = fd};
+    } else if (fd >= 0) {
+        close(fd);
+    }
+}
+
+/* The command, or the end of who gave it: then it ends as well. */
+static void hear_command(pod_process *p, pod_command *command, const char *home)
+{
+    gr_exec_order request;
+    char why[GR_POD_TEXT_BYTES] = "there is no such container";
+    if (command->pid == 0 && gr_exec_receive(command->fd, &request)) {
+        const gr_container *container = container_of(p, request.container);
+        (void)!chdir(home);
+        pid_t pid = container != NULL && !p->is_ending
+                        ? spawn(container, request.argv, request.fds, why, sizeof why)
+                        : -1;
+        if (pid < 0) {
+            dprintf(request.fds[2], "%s\n", why);
+            gr_exec_answer(command->fd, 127);
+        }
+        gr_exec_order_fini(&request);
+        command->pid = pid;
+        if (pid > 0) {
+            return;
+        }
+    } else if (command->pid > 0) {
+        (void)kill(-command->pid, SIGTERM);
+    }
+    close(command->fd);
+    *command = (pod_command){.fd = -1};
+}
+
+/* ---- The loop -------------------------------------------------------------------------------- */
+/* False: the cluster is gone. */
+static bool take_orders(pod_process *p)
+{
+    gr_pod_message message;
+    ssize_t got = recv(p->start->control_fd, &message, sizeof message, MSG_DONTWAIT);
+    if (got == (ssize_t)sizeof message) {
+        begin_end(p, message.value);
+    }
+    return got != 0 && !(got < 0 && errno != EAGAIN && errno != EINTR);
+}
+
+static int timeout_ms(const pod_process *p)
+{
+    int64_t now = now_us(), next_us = p->is_ending ? p->end_us : GR_NEVER;
+    bool awaits = false;
+    for (size_t i = 0; i < p->count; i++) {
+        const pod_container *c = &p->containers[i];
+        awaits |= c->state == POD_RUNNING && c->plan->way == GR_CONTAINER_AWAIT;
+        if (c->state == POD_WAITING && c->due_us > now) {
+            next_us = gr_earlier_us(next_us, c->due_us);
+        }
+    }
+    next_us = awaits ? gr_earlier_us(next_us, now + AWAIT_MS * 1000) : next_us;
+    return next_us == GR_NEVER ? -1 : next_us <= now ? 0 : (int)((next_us - now) / 1000 + 1);
+}
+
+/* False: the cluster is gone. */
+static bool wait_for_something(pod_process *p, const char *home)
+{
+    struct pollfd watched[3 + COMMANDS_MAX] = {
+        {.fd = p->start->control_fd, .events = POLLIN},
+        {.fd = p->signal_fd, .events = POLLIN},
+        {.fd = p->listen_fd, .events = POLLIN},
+    };
+    for (size_t i = 0; i < COMMANDS_MAX; i++) {
+        watched[3 + i] = (struct pollfd){.fd = p->commands[i].fd, .events = POLLIN};
+    }
+    if (poll(watched, 3 + COMMANDS_MAX, timeout_ms(p)) < 0) {
+        return true;
+    }
+    struct signalfd_siginfo info;
+    while (watched[1].revents != 0 && read(p->signal_fd, &info, sizeof info) > 0) {
+    }
+    reap(p);
+    for (size_t i = 0; i < COMMANDS_MAX; i++) {
+        if (watched[3 + i].revents != 0 && p->commands[i].fd == watched[3 + i].fd) {
+            hear_command(p, &p->commands[i], home);
+        }
+    }
+    if (watched[2].revents != 0) {
+        accept_command(p);
+    }
+    return watched[0].revents == 0 || take_orders(p);
+}
+
+static void watch_children(pod_process *p)
+{
+    sigset_t child;
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
+    (void)sigprocmask(SIG_BLOCK, &child, NULL);
+    (void)signal(SIGPIPE, SIG_IGN);
+    p->signal_fd = signalfd(-1, &child, SFD_NONBLOCK | SFD_CLOEXEC);
+    (void)setpgid(0, 0);
+    (void)prctl(PR_SET_NAME, "gradus-pod", 0L, 0L, 0L);
+    (void)gr_process_tree_adopt();
+}
+
+_Noreturn void gr_pod_process_run(const gr_pod_start *start)
+{
+    char home[4096] = "/";
+    gr_diag diag = {0};
+    pod_process p = {.start = start,
+                     .count = start->plan->container_count,
+                     .containers = calloc(start->plan->container_count, sizeof *p.containers),
+                     .listen_fd = -1};
+    (void)!getcwd(home, sizeof home);
+    watch_children(&p);
+    for (size_t i = 0; i < COMMANDS_MAX; i++) {
+        p.commands[i].fd = -1;
+    }
+    for (size_t i = 0; i < p.count && p.containers != NULL; i++) {
+        p.containers[i].plan = &start->plan->containers[i];
+    }
+    gr_status status = p.containers != NULL ? gr_room_enter(start->plan, start->room, &diag)
+                                            : gr_fail(&diag, GR_E_NO_MEMORY, "no memory");
+    if (status == GR_E_UNSUPPORTED) {
+        tell(&p, GR_POD_PLAIN, NULL, 0, diag.text);
+    } else if (status != GR_OK) {
+        gr_pod_message message = {.word = GR_POD_REFUSED, .value = GR_CONTAINER_START_ERROR};
+        snprintf(message.text, sizeof message.text, "%s", diag.text);
+        (void)!send(start->control_fd, &message, sizeof message, MSG_NOSIGNAL);
+        tell(&p, GR_POD_OVER, NULL, 1, "");
+        _exit(0);
+    }
+    p.listen_fd = gr_exec_listen(start->root, start->plan->space, start->plan->name);
+    for (;;) {
+        advance(&p, home);
+        if (is_over(&p) || (p.is_ending && now_us() >= p.end_us)) {
+            finish(&p);
+        }
+        if (!wait_for_something(&p, home)) {
+            gr_process_tree_end(0);
+            _exit(1);
+        }
+    }
+}

@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gradus run -f: jobs of Kubernetes as processes of this host."""
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from conftest import wait_until
+
+V1, V2 = "kubeflow.org/v1", "kubeflow.org/v2beta1"
+SPECS = {"PyTorchJob": ("pytorchReplicaSpecs", "pytorch"),
+         "TFJob": ("tfReplicaSpecs", "tensorflow"), "MPIJob": ("mpiReplicaSpecs", "mpi")}
+
+
+def role(kind, command, replicas=1, policy="Never", **more):
+    container = {"name": SPECS[kind][1], "image": "mine:1"}
+    if command:
+        container["command"] = command
+    container.update(more.pop("container", {}))
+    return {"replicas": replicas, "restartPolicy": policy,
+            "template": {"spec": {"containers": [container], **more}}}
+
+
+def job(kind, roles, api=V1, name="train", **spec):
+    return {"apiVersion": api, "kind": kind, "metadata": {"name": name},
+            "spec": {SPECS[kind][0]: roles, **spec}}
+
+
+def run(gradus, *documents, code=0, **more):
+    (gradus.folder / "job.yaml").write_text("\n---\n".join(map(json.dumps, documents)))
+    done = gradus("run", "-f", "job.yaml", **more)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert not gradus.remains()
+    assert not list(gradus.folder.glob("gradus-run-*"))
+    return done
+
+
+def lines(text, pod):
+    return [line.split("] ", 1)[1] for line in text.splitlines() if line.startswith(f"[{pod}] ")]
+
+
+def python(program):
+    return [sys.executable, "-c", program]
+
+
+# ---- The kinds -----------------------------------------------------------------------------------
+def test_pytorch_job_pods_know_rank_master_and_names(gradus):
+    program = """
+import os, socket
+e = os.environ
+print(e["RANK"], e["WORLD_SIZE"], e["MASTER_ADDR"], e["MASTER_PORT"], socket.gethostname())
+mine, master = socket.gethostbyname(socket.gethostname()), socket.gethostbyname(e["MASTER_ADDR"])
+endings = [".default", ".default.svc", ".default.svc.cluster.local"]
+assert {socket.gethostbyname("train-master-0" + ending) for ending in endings} == {master}
+assert mine.startswith("127.") and (mine == master) == (e["RANK"] == "0")
+if e["RANK"] == "0":
+    server = socket.create_server((mine, 0))
+"""
+    done = run(gradus, job("PyTorchJob", {"Master": role("PyTorchJob", python(program)),
+                                          "Worker": role("PyTorchJob", python(program), 2)}))
+    for rank, pod in enumerate(["train-master-0", "train-worker-0", "train-worker-1"]):
+        assert lines(done.stdout, pod) == [f"{rank} 3 train-master-0 23456 {pod}"]
+    assert "PyTorchJobSucceeded       pytorchjob/train" in done.stderr
+    assert "Succeeded   True" in done.stderr
+    assert done.stderr.count("are processes of this host") == 1
+
+
+def test_tf_job_pods_connect_by_tf_config(gradus):
+    program = """
+import json, os, socket, threading, time
+config = json.loads(os.environ["TF_CONFIG"])
+role, index = config["task"]["type"], config["task"]["index"]
+host, port = config["cluster"][role][index].split(":")
+server = socket.create_server((host, int(port)))
+hosts = [host for role in sorted(config["cluster"]) for host in config["cluster"][role]]
+for other in hosts:
+    name, port = other.split(":")
+    while True:
+        try:
+            connection = socket.create_connection((name, int(port)))
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+        except socket.gaierror:
+            time.sleep(0.01)
+for _ in hosts:
+    server.accept()
+print(role, index, "of", len(hosts), flush=True)
+if role == "ps":
+    time.sleep(1000)
+"""
+    done = run(gradus, job("TFJob", {"PS": role("TFJob", python(program)),
+                                     "Worker": role("TFJob", python(program), 2)}))
+    assert lines(done.stdout, "train-ps-0") == ["ps 0 of 3"]
+    assert [lines(done.stdout, f"train-worker-{i}") for i in range(2)] == [
+        [f"worker {i} of 3"] for i in range(2)]
+    assert "TFJobSucceeded" in done.stderr
+
+
+HELLO = """
+#include <mpi.h>
+#include <stdio.h>
+int main(int argc, char **argv)
+{
+    int rank, size, sum, length;
+    char host[MPI_MAX_PROCESSOR_NAME];
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    MPI_Get_processor_name(host, &length);
+    MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    printf("rank %d of %d on %s: %d\\n", rank, size, host, sum);
+    MPI_Finalize();
+    return 0;
+}
+"""
+
+
+def compile_hello(folder, flavour):
+    if not shutil.which(f"mpicc.{flavour}"):
+        pytest.skip(f"there is no {flavour}")
+    (folder / "hello.c").write_text(HELLO)
+    program = folder / f"hello.{flavour}"
+    subprocess.run([f"mpicc.{flavour}", folder / "hello.c", "-o", program], check=True)
+    return [f"mpiexec.{flavour}", "-n", "4", str(program)]
+
+
+@pytest.mark.parametrize("api, flavour, more", [
+    (V2, "openmpi", {}), (V2, "mpich", {"mpiImplementation": "MPICH"}), (V1, "openmpi", {})])
+def test_mpi_job_ranks_compute_on_workers(gradus, api, flavour, more):
+    command = compile_hello(gradus.folder, flavour)
+    done = run(gradus, job("MPIJob", {"Launcher": role("MPIJob", command),
+                                      "Worker": role("MPIJob", None, 2)}, api,
+                           slotsPerWorker=2, **more))
+    said = sorted(line.split("] ", 1)[1] for line in done.stdout.splitlines())
+    assert said == [f"rank {i} of 4 on train-worker-{i // 2}: 6" for i in range(4)]
+    assert "MPIJobSucceeded" in done.stderr
+
+
+def test_user_without_rights_gets_the_same(gradus):
+    if os.getuid() != 0 or not os.access("/usr/bin/setpriv", os.X_OK):
+        pytest.skip("only root can become somebody else")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        folder = pathlib.Path(folder)
+        command = compile_hello(folder, "mpich")
+        asked = job("MPIJob", {"Launcher": role("MPIJob", command),
+                               "Worker": role("MPIJob", None, 2)}, V2,
+                    slotsPerWorker=2, mpiImplementation="MPICH")
+        (folder / "job.json").write_text(json.dumps(asked))
+        command = ["/usr/bin/setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+        if subprocess.run([*command, gradus.program, "version"], capture_output=True).returncode:
+            pytest.skip("the program is where nobody else may go")
+        if subprocess.run([*command, "unshare", "-Um", "true"], capture_output=True).returncode:
+            pytest.skip("users get no namespaces here")
+        done = subprocess.run([*command, gradus.program, "run", "-f", folder / "job.json"],
+                              env=gradus.environment({"TMPDIR": str(folder)}), cwd=folder,
+                              capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "rank 3 of 4 on train-worker-1: 6" in done.stdout
+        assert not gradus.remains()
+
+
+@pytest.mark.long
+def test_pytorch_job_torch_reduces_over_gloo(gradus):
+    python3 = "/usr/bin/python3"
+    if subprocess.run([python3, "-c", "import torch.distributed"], capture_output=True).returncode:
+        pytest.skip("there is no torch")
+    program = """
+import torch, torch.distributed as d
+d.init_process_group("gloo")
+t = torch.ones(3) * (d.get_rank() + 1)
+d.all_reduce(t)
+print(d.get_rank(), t.tolist())
+d.barrier()
+"""
+    done = run(gradus, job("PyTorchJob", {
+        "Master": role("PyTorchJob", [python3, "-c", program]),
+        "Worker": role("PyTorchJob", [python3, "-c", program])}), timeout=300)
+    assert lines(done.stdout, "train-master-0") == ["0 [3.0, 3.0, 3.0]"]
+    assert lines(done.stdout, "train-worker-0") == ["1 [3.0, 3.0, 3.0]"]
+
+
+# ---- Pods ----------------------------------------------------------------------------------------
+def test_pod_has_what_its_manifest_says(gradus):
+    """Environment from everywhere, files where they are mounted, also where the host has no such
+    folder, which it has not got afterwards; init containers in order, a sidecar that ends."""
+    script = """
+echo "$A|$B|$C|$D|$E|$F|$(pwd)|$1"
+cat /etc/of-test/key /no-such-folder/of-test/word; echo
+stat -L -c %a /etc/of-test/key
+cat /shared/order
+"""
+    container = {
+        "args": ["$(A)-$$(A)-$(NONE)"], "workingDir": "/usr",
+        "env": [{"name": "A", "value": "a"}, {"name": "B", "value": "$(A)b"},
+                {"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+                {"name": "D", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "key"}}},
+                {"name": "E", "valueFrom": {"secretKeyRef": {"name": "s", "key": "word"}}}],
+        "envFrom": [{"configMapRef": {"name": "vars"}}],
+        "volumeMounts": [{"name": "c", "mountPath": "/etc/of-test"},
+                         {"name": "s", "mountPath": "/no-such-folder/of-test", "readOnly": True},
+                         {"name": "e", "mountPath": "/shared"}]}
+    mount = [{"name": "e", "mountPath": "/shared"}]
+    asked = job("PyTorchJob", {"Master": role(
+        "PyTorchJob", ["sh", "-c", script, "sh"], container=container,
+        initContainers=[
+            {"name": "one", "image": "x", "command": ["sh", "-c", "echo one >>/shared/order"],
+             "volumeMounts": mount},
+            {"name": "beside", "image": "x", "restartPolicy": "Always",
+             "command": ["sh", "-c", "echo beside; exec sleep 1000"]},
+            {"name": "two", "image": "x", "command": ["sh", "-c", "echo two >>/shared/order"],
+             "volumeMounts": mount}],
+        volumes=[{"name": "c", "configMap": {"name": "c", "defaultMode": 0o440}},
+                 {"name": "s", "secret": {"secretName": "s"}}, {"name": "e", "emptyDir": {}}])})
+    done = run(gradus, asked,
+               {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"},
+                "data": {"key": "value"}},
+               {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "vars"},
+                "data": {"F": "from"}},
+               {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"},
+                "data": {"word": "aGlkZGVu"}})
+    assert lines(done.stdout, "train-master-0") == [
+        "a|ab|train-master-0|value|hidden|from|/usr|a-$(A)-$(NONE)", "valuehidden", "440",
+        "one", "two"]
+    assert lines(done.stdout, "train-master-0/beside") == ["beside"]
+    assert not os.path.exists("/etc/of-test") and not os.path.exists("/no-such-folder")
+
+
+def test_container_without_command_fails_with_a_sentence(gradus):
+    done = run(gradus, job("PyTorchJob", {"Master": role("PyTorchJob", None)}), code=1)
+    assert "container pytorch cannot start: it has no command" in done.stderr
+    assert "StartError" in done.stderr
+
+
+# ---- The end of jobs -----------------------------------------------------------------------------
+def test_failing_worker_fails_the_job(gradus):
+    done = run(gradus, job("PyTorchJob", {
+        "Master": role("PyTorchJob", ["sleep", "1000"]),
+        "Worker": role("PyTorchJob", ["sh", "-c", "echo broken >&2; exit 3"])}), code=1)
+    assert lines(done.stderr, "train-worker-0") == ["broken"]
+    assert "Failed      True" in done.stderr
+
+
+@pytest.mark.parametrize("code, ends", [(137, 0), (1, 1)])
+def test_exit_code_policy_starts_again_after_a_signal_alone(gradus, code, ends):
+    script = f"[ -e again ] && exec echo again; touch again; exit {code}"
+    done = run(gradus, job("TFJob", {"Worker": role("TFJob", ["sh", "-c", script], 1, "ExitCode")}),
+               code=ends)
+    assert lines(done.stdout, "train-worker-0") == ["again"] * (1 - ends)
+    assert ("TFJobRestarting" in done.stderr) == (ends == 0)
+
+
+def test_failing_launcher_fails_after_its_backoff_limit(gradus):
+    done = run(gradus, job("MPIJob", {"Launcher": role("MPIJob", ["false"]),
+                                      "Worker": role("MPIJob", None)}, V2,
+                           runPolicy={"backoffLimit": 0, "cleanPodPolicy": "Running"}), code=1)
+    assert "BackoffLimitExceeded" in done.stderr
+
+
+def test_deadline_ends_the_job(gradus):
+    done = run(gradus, job("PyTorchJob", {"Master": role("PyTorchJob", ["sleep", "1000"])},
+                           runPolicy={"activeDeadlineSeconds": 1}), code=1)
+    assert "Failed      True" in done.stderr
+
+
+def test_suspended_job_starts_nothing(gradus):
+    done = run(gradus, job("PyTorchJob", {"Master": role("PyTorchJob", ["echo", "no"])},
+                           runPolicy={"suspend": True}), code=75)
+    assert done.stdout == "" and "waits suspended" in done.stderr
+
+
+def wait_for_line(process, text):
+    for line in process.stdout:
+        if text in line:
+            return
+    pytest.fail(f"no line {text}: {process.stderr.read()}")
+
+
+TRAP = ["sh", "-c", "trap 'echo ended; exit 0' TERM; setsid sleep 1000 & echo ready; wait"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_all_pods_in_order(gradus, number):
+    asked = job("PyTorchJob", {"Master": role("PyTorchJob", TRAP)})
+    (gradus.folder / "job.json").write_text(json.dumps(asked))
+    process = gradus.start("run", "-f", "job.json")
+    wait_for_line(process, "ready")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    assert lines(out, "train-master-0") == ["ended"]
+    assert not gradus.remains()
+
+
+def test_killed_supervisor_leaves_nothing(gradus):
+    asked = job("PyTorchJob", {name: role("PyTorchJob", TRAP) for name in ("Master", "Worker")})
+    (gradus.folder / "job.json").write_text(json.dumps(asked))
+    process = gradus.start("run", "-f", "job.json")
+    wait_for_line(process, "ready")
+    wait_for_line(process, "ready")
+    process.kill()
+    gradus.wait_for_nothing()
+
+
+def test_killed_pod_process_fails_its_pod_and_leaves_nothing(gradus):
+    asked = job("PyTorchJob", {"Master": role("PyTorchJob", TRAP)})
+    (gradus.folder / "job.json").write_text(json.dumps(asked))
+    process = gradus.start("run", "-f", "job.json")
+    wait_for_line(process, "ready")
+    pods = [pid for pid, name in gradus.remains().items() if name == "gradus-pod"]
+    wait_until(lambda: len(pods) == 1, "the pod's process")
+    os.kill(pods[0], signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and "Failed      True" in err
+    assert not gradus.remains()
+
+
+# ---- What is wrong -------------------------------------------------------------------------------
+@pytest.mark.parametrize("change, sentence", [
+    (lambda j: j["spec"].update(runPolicie={}), "job.yaml:2: spec.runPolicie"),
+    (lambda j: j["spec"]["pytorchReplicaSpecs"].update(Foo={}),
+     "job.yaml:2: Found validation errors: [spec.pytorchReplicaSpecs[Foo]: Unsupported value"),
+    (lambda j: j.update(kind="Deployment"), 'job.yaml:2: kind "Deployment"'),
+    (lambda j: j["metadata"].pop("name"), "job.yaml:2: metadata.name is missing")])
+def test_wrong_manifest_ends_with_a_sentence_and_its_line(gradus, change, sentence):
+    asked = job("PyTorchJob", {"Master": role("PyTorchJob", ["echo", "no"])})
+    change(asked)
+    (gradus.folder / "job.yaml").write_text("# a comment\n" + json.dumps(asked))
+    done = gradus("run", "-f", "job.yaml")
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert sentence in done.stderr
+
+
+def test_missing_config_map_ends_with_a_sentence(gradus):
+    asked = job("PyTorchJob", {"Master": role(
+        "PyTorchJob", ["echo", "no"], container={"envFrom": [{"configMapRef": {"name": "gone"}}]})})
+    done = run(gradus, asked, code=2)
+    assert 'pod train-master-0 needs ConfigMap "gone"' in done.stderr
+
+
+def test_dry_run_is_told_where_it_is(gradus):
+    done = gradus("run", "-f", "job.yaml", "--dry-run")
+    assert done.returncode == 2 and "gradus operator --dry-run -f job.yaml" in done.stderr
+
+
+# ---- Recordings ----------------------------------------------------------------------------------
+def recordings():
+    kube = pathlib.Path(os.environ["GRADUS_SOURCE_DIR"]).parent / "shared/kube/recordings.tar.xz"
+    return kube if kube.exists() else None
+
+
+@pytest.mark.long
+@pytest.mark.skipif(recordings() is None, reason="there are no recordings")
+def test_recorded_examples_are_accepted_and_start(gradus):
+    """Their programs are not here: each pod is told that it cannot start, or fails as they do."""
+    subprocess.run(["tar", "-xJf", recordings(), "-C", gradus.folder, "--wildcards",
+                    "*/*example*/0-manifest.yaml"], check=True)
+    manifests = sorted(gradus.folder.glob("recordings/*/*/0-manifest.yaml"))
+    assert len(manifests) > 10
+    for manifest in manifests:
+        process = gradus.start("run", "-f", manifest)
+        wait_for_event(process, manifest)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode in (0, 1), (manifest, err)
+        assert not gradus.remains()
+
+
+def wait_for_event(process, manifest):
+    seen = ""
+    for line in process.stderr:
+        seen += line
+        if "are processes of this host" in line:
+            return
+    pytest.fail(f"{manifest}: no pod starts: {seen}")
