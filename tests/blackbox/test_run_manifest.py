@@ -71,36 +71,61 @@ if e["RANK"] == "0":
     assert done.stderr.count("are processes of this host") == 1
 
 
-def test_tf_job_pods_connect_by_tf_config(gradus):
-    program = """
-import json, os, socket, threading, time
+TF_PROGRAM = """
+import json, os, socket, time
 config = json.loads(os.environ["TF_CONFIG"])
 role, index = config["task"]["type"], config["task"]["index"]
-host, port = config["cluster"][role][index].split(":")
-server = socket.create_server((host, int(port)))
+name, port = config["cluster"][role][index].split(":")
+mine = socket.gethostbyname(name)
+six = role == "worker"  # servers of gRPC listen at all addresses, and let others do so as well
+server = socket.socket(socket.AF_INET6 if six else socket.AF_INET)
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+if six:
+    server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+server.bind(("::" if six else "0.0.0.0", int(port)))
+server.listen()
 hosts = [host for role in sorted(config["cluster"]) for host in config["cluster"][role]]
 for other in hosts:
     name, port = other.split(":")
     while True:
         try:
-            connection = socket.create_connection((name, int(port)))
+            socket.create_connection((name, int(port))).sendall(other.encode())
             break
-        except ConnectionRefusedError:
+        except OSError:
             time.sleep(0.01)
-        except socket.gaierror:
-            time.sleep(0.01)
+me = config["cluster"][role][index]
 for _ in hosts:
-    server.accept()
+    assert server.accept()[0].recv(100).decode() == me
 print(role, index, "of", len(hosts), flush=True)
 if role == "ps":
     time.sleep(1000)
 """
-    done = run(gradus, job("TFJob", {"PS": role("TFJob", python(program)),
-                                     "Worker": role("TFJob", python(program), 2)}))
+
+
+def test_tf_job_servers_on_all_addresses_are_reached_at_their_own(gradus):
+    done = run(gradus, job("TFJob", {"PS": role("TFJob", python(TF_PROGRAM)),
+                                     "Worker": role("TFJob", python(TF_PROGRAM), 2)}))
     assert lines(done.stdout, "train-ps-0") == ["ps 0 of 3"]
     assert [lines(done.stdout, f"train-worker-{i}") for i in range(2)] == [
         [f"worker {i} of 3"] for i in range(2)]
     assert "TFJobSucceeded" in done.stderr
+
+
+def test_without_namespaces_pods_find_each_other_by_address(gradus):
+    script = "echo 0 >/proc/sys/user/max_user_namespaces && exec setpriv --bounding-set -all " \
+        "--inh-caps -all "
+    command = ["unshare", "-U", "-r", "sh", "-c"]
+    if subprocess.run([*command, script + "true"], capture_output=True).returncode:
+        pytest.skip("what would not permit namespaces cannot be made here")
+    program = python(TF_PROGRAM)
+    asked = job("TFJob", {"PS": role("TFJob", program), "Worker": role("TFJob", program, 2)})
+    (gradus.folder / "job.json").write_text(json.dumps(asked))
+    done = subprocess.run([*command, script + gradus.program + " run -f job.json"],
+                          env=gradus.environment(), cwd=gradus.folder, capture_output=True,
+                          text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert lines(done.stdout, "train-worker-1") == ["worker 1 of 3"]
+    assert "permits no namespaces" in done.stderr
 
 
 HELLO = """

@@ -236,8 +236,8 @@ static void tell_ways(local_cluster *c, const json_t *pod)
     }
     c->has_told_images = true;
     snprintf(sentence, sizeof sentence,
-             "containers are processes of this host, with its files and its network; images "
-             "(%.200s), limits and security contexts are not used",
+             "containers are processes of this host: images (%.200s), limits and security contexts "
+             "are not used",
              image != NULL ? image : "none");
     note(c, sentence);
 }
@@ -263,6 +263,16 @@ static void keep_pods(local_cluster *c)
 {
     json_t *pods = gr_store_list(c->store, "v1", "Pod"), *pod;
     size_t i;
+    json_array_foreach(pods, i, pod)
+    {
+        if (c->is_stopping) {
+            break;
+        }
+        gr_status status = gr_names_publish(c->shared.names, c->store, pod, c->diag);
+        if (status != GR_OK) {
+            stop(c, status);
+        }
+    }
     json_array_foreach(pods, i, pod)
     {
         bool is_deleted = gr_object_text(pod, "metadata.deletionTimestamp") != NULL;

@@ -194,8 +194,9 @@ static void hear_message(gr_local_pod *pod, const gr_pod_message *message)
     if (message->word == GR_POD_PLAIN && !pods->has_no_rooms) {
         pods->has_no_rooms = true;
         snprintf(sentence, sizeof sentence,
-                 "warning: this system permits no namespaces (%s): pods do not know each other by "
-                 "name, and volumes are not where they are mounted",
+                 "warning: this system permits no namespaces (%s): volumes are not where they are "
+                 "mounted, and pods know each other by addresses in place of names, in their "
+                 "environment alone",
                  message->text);
         pods->note(pods->pods_arg, sentence);
     }
@@ -324,6 +325,7 @@ _Noreturn static void become_pod(const gr_local_pod *pod, int control_fd, const 
     const gr_pod_start start = {.plan = &pod->plan,
                                 .room = &room,
                                 .root = pod->pods->root,
+                                .address = pod->address,
                                 .control_fd = control_fd,
                                 .output_fds = output_fds};
     gr_pod_process_run(&start);
@@ -444,10 +446,7 @@ static gr_status launch(gr_local_pod *pod, gr_diag *diag)
         free(output_fds);
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for pod %s", pod->plan.name);
     }
-    gr_status status = gr_names_publish(pod->pods->names, pod->pods->store, pod->object, diag);
-    if (status == GR_OK) {
-        status = open_streams(pod, output_fds, diag);
-    }
+    gr_status status = open_streams(pod, output_fds, diag);
     if (status == GR_OK) {
         status = fork_pod(pod, output_fds, diag);
     }

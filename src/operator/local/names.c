@@ -189,3 +189,52 @@ gr_status gr_names_publish(gr_names *names, const gr_store *store, const json_t 
     free(text);
     return status;
 }
+
+/* ---- Where names cannot be had --------------------------------------------------------------- */
+static bool is_of_name(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-' || c == '.';
+}
+
+/* The address of the name in one of our own lines; its length, 0: there is none. */
+static size_t find_address(const char *hosts, const char *name, size_t length,
+                           const char **address_out)
+{
+    for (const char *line = hosts; *line != '\0';) {
+        size_t size = strcspn(line, "\n"), word = strcspn(line, " \n");
+        bool is_ours = strncmp(line, "127.", 4) == 0 && strtol(line + 4, NULL, 10) >= FIRST_A;
+        for (size_t at = word; is_ours && at < size;) {
+            size_t begin = at + 1, end = begin + strcspn(line + begin, " \n");
+            if (end - begin == length && strncmp(line + begin, name, length) == 0) {
+                *address_out = line;
+                return word;
+            }
+            at = end;
+        }
+        line += size + (line[size] == '\n');
+    }
+    return 0;
+}
+
+char *gr_names_replace(const char *hosts, const char *text)
+{
+    char *replaced = NULL;
+    size_t size_bytes = 0;
+    FILE *out = open_memstream(&replaced, &size_bytes);
+    while (out != NULL && *text != '\0') {
+        size_t length = 0;
+        const char *address = text;
+        while (is_of_name(text[length])) {
+            length++;
+        }
+        size_t found = length > 0 ? find_address(hosts, text, length, &address) : 0;
+        length += length == 0;
+        fwrite(address, 1, found > 0 ? found : length, out);
+        text += length;
+    }
+    if (out == NULL || fclose(out) != 0) {
+        free(replaced);
+        return NULL;
+    }
+    return replaced;
+}

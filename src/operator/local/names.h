@@ -22,5 +22,8 @@ gr_status gr_names_address(gr_names *names, const char *space, const char *pod,
 /* From now on the pod can be found, by its own names and those of the Services that select it. */
 gr_status gr_names_publish(gr_names *names, const gr_store *store, const json_t *pod,
                            gr_diag *diag) GR_MUST_CHECK;
+/* `text` with each name of a pod or Service in it replaced by its address, on the heap; NULL: no
+ * memory. `hosts`: what stands in the file. For where names cannot be had. */
+char *gr_names_replace(const char *hosts, const char *text);
 
 #endif

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { VARIABLES_MAX = 4096, GRACE_S = 30 };
+enum { VARIABLES_MAX = 4096, GRACE_S = 30, PORTS_MAX = 256 };
 
 /* The environment of one container while it grows. */
 typedef struct pod_variables {
@@ -448,6 +448,22 @@ static size_t count_mounts(const json_t *containers)
     return count;
 }
 
+static void add_ports(gr_pod_plan *plan, const json_t *containers)
+{
+    size_t i, k;
+    const json_t *container, *port;
+    json_array_foreach(containers, i, container)
+    {
+        json_array_foreach(json_object_get(container, "ports"), k, port)
+        {
+            int64_t number = gr_object_int(port, "containerPort", 0);
+            if (number > 0 && number <= UINT16_MAX && plan->port_count < PORTS_MAX) {
+                plan->ports[plan->port_count++] = (uint16_t)number;
+            }
+        }
+    }
+}
+
 gr_status gr_pod_plan_make(const gr_store *store, const json_t *pod, const gr_pod_place *place,
                            gr_arena *arena, gr_pod_plan *plan_out, gr_diag *diag)
 {
@@ -466,9 +482,10 @@ gr_status gr_pod_plan_make(const gr_store *store, const json_t *pod, const gr_po
         .restart_policy = policy != NULL ? policy : "Always",
         .grace_s = gr_object_int(spec, "terminationGracePeriodSeconds", GRACE_S),
         .containers = gr_arena_alloc(arena, (count + 1) * sizeof(gr_container)),
+        .ports = gr_arena_alloc(arena, PORTS_MAX * sizeof(uint16_t)),
         .mounts = gr_arena_alloc(arena, (count_mounts(containers) + count_mounts(inits) + 1) *
                                             sizeof(gr_volume_mount))};
-    if (plan_out->containers == NULL || plan_out->mounts == NULL) {
+    if (plan_out->containers == NULL || plan_out->mounts == NULL || plan_out->ports == NULL) {
         return no_memory(&p);
     }
     gr_status status = json_array_size(containers) > 0
@@ -482,6 +499,7 @@ gr_status gr_pod_plan_make(const gr_store *store, const json_t *pod, const gr_po
     {
         status = status == GR_OK ? plan_container(&p, container, false) : status;
     }
+    add_ports(plan_out, containers);
     add_mounts(plan_out, containers);
     add_mounts(plan_out, inits);
     return status;

@@ -39,6 +39,8 @@ typedef struct gr_pod_plan {
     size_t container_count, init_count;
     gr_volume_mount *mounts; /* of all containers, shorter paths first */
     size_t mount_count;
+    uint16_t *ports; /* that the containers name */
+    size_t port_count;
 } gr_pod_plan;
 
 /* What a pod gets that its manifest does not say. */

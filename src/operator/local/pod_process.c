@@ -13,10 +13,13 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/file.h"
 #include "launch/environ.h"
 #include "launch/process_tree.h"
 #include "launch/spawn.h"
 #include "operator/local/exec.h"
+#include "operator/local/names.h"
+#include "operator/local/ports.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -62,6 +65,7 @@ typedef struct pod_process {
     size_t count;
     pod_command commands[COMMANDS_MAX];
     int signal_fd, listen_fd;
+    int ports_fd;               /* -1: none */
     bool is_ending, has_failed; /* one of init has failed for good */
     int64_t end_us;             /* is_ending: then all is killed */
 } pod_process;
@@ -396,15 +400,20 @@ static int timeout_ms(const pod_process *p)
 /* False: the cluster is gone. */
 static bool wait_for_something(pod_process *p, const char *home)
 {
-    struct pollfd watched[3 + COMMANDS_MAX] = {
+    enum { FIRST = 4 };
+    const gr_pod_ports ports = {.address = p->start->address,
+                                .ports = p->start->plan->ports,
+                                .count = p->start->plan->port_count};
+    struct pollfd watched[FIRST + COMMANDS_MAX] = {
         {.fd = p->start->control_fd, .events = POLLIN},
         {.fd = p->signal_fd, .events = POLLIN},
         {.fd = p->listen_fd, .events = POLLIN},
+        {.fd = p->ports_fd, .events = POLLIN},
     };
     for (size_t i = 0; i < COMMANDS_MAX; i++) {
-        watched[3 + i] = (struct pollfd){.fd = p->commands[i].fd, .events = POLLIN};
+        watched[FIRST + i] = (struct pollfd){.fd = p->commands[i].fd, .events = POLLIN};
     }
-    if (poll(watched, 3 + COMMANDS_MAX, timeout_ms(p)) < 0) {
+    if (poll(watched, FIRST + COMMANDS_MAX, timeout_ms(p)) < 0) {
         return true;
     }
     struct signalfd_siginfo info;
@@ -412,12 +421,15 @@ static bool wait_for_something(pod_process *p, const char *home)
     }
     reap(p);
     for (size_t i = 0; i < COMMANDS_MAX; i++) {
-        if (watched[3 + i].revents != 0 && p->commands[i].fd == watched[3 + i].fd) {
+        if (watched[FIRST + i].revents != 0 && p->commands[i].fd == watched[FIRST + i].fd) {
             hear_command(p, &p->commands[i], home);
         }
     }
     if (watched[2].revents != 0) {
         accept_command(p);
+    }
+    if ((watched[3].revents & POLLIN) != 0) {
+        gr_ports_answer(&ports, p->ports_fd);
     }
     return watched[0].revents == 0 || take_orders(p);
 }
@@ -435,6 +447,27 @@ static void watch_children(pod_process *p)
     (void)gr_process_tree_adopt();
 }
 
+/* Without namespaces pods find each other by addresses in the place of names, at least. */
+static void replace_names(const pod_process *p)
+{
+    char *hosts;
+    size_t size_bytes;
+    if (gr_file_read(p->start->room->hosts, HOSTS_BYTES_MAX, &hosts, &size_bytes, NULL) != GR_OK) {
+        return;
+    }
+    for (size_t i = 0; i < p->count; i++) {
+        for (char **entry = p->containers[i].plan->environment; *entry != NULL; entry++) {
+            bool is_inherited = false;
+            for (char *const *own = environ; *own != NULL; own++) {
+                is_inherited |= strcmp(*own, *entry) == 0;
+            }
+            char *replaced = is_inherited ? NULL : gr_names_replace(hosts, *entry);
+            *entry = replaced != NULL ? replaced : *entry; /* for the life of this process */
+        }
+    }
+    free(hosts);
+}
+
 _Noreturn void gr_pod_process_run(const gr_pod_start *start)
 {
     char home[4096] = "/";
@@ -442,7 +475,8 @@ _Noreturn void gr_pod_process_run(const gr_pod_start *start)
     pod_process p = {.start = start,
                      .count = start->plan->container_count,
                      .containers = calloc(start->plan->container_count, sizeof *p.containers),
-                     .listen_fd = -1};
+                     .listen_fd = -1,
+                     .ports_fd = -1};
     (void)!getcwd(home, sizeof home);
     watch_children(&p);
     for (size_t i = 0; i < COMMANDS_MAX; i++) {
@@ -455,6 +489,7 @@ _Noreturn void gr_pod_process_run(const gr_pod_start *start)
                                             : gr_fail(&diag, GR_E_NO_MEMORY, "no memory");
     if (status == GR_E_UNSUPPORTED) {
         tell(&p, GR_POD_PLAIN, NULL, 0, diag.text);
+        replace_names(&p);
     } else if (status != GR_OK) {
         gr_pod_message message = {.word = GR_POD_REFUSED, .value = GR_CONTAINER_START_ERROR};
         snprintf(message.text, sizeof message.text, "%s", diag.text);
@@ -463,6 +498,7 @@ _Noreturn void gr_pod_process_run(const gr_pod_start *start)
         _exit(0);
     }
     p.listen_fd = gr_exec_listen(start->root, start->plan->space, start->plan->name);
+    p.ports_fd = start->plan->port_count > 0 ? gr_ports_watch() : -1;
     for (;;) {
         advance(&p, home);
         if (is_over(&p) || (p.is_ending && now_us() >= p.end_us)) {
