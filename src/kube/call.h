@@ -24,6 +24,7 @@ struct gr_kube_call {
     gr_kube_item *item;
     gr_kube_cut *cut;
     const void *cut_arg;
+    gr_kube_bytes *bytes;
     gr_kube_done *done;
     void *arg;
 
@@ -46,6 +47,8 @@ gr_status gr_kube_call_fill(gr_kube_call *call, const gr_kube_request *request,
 const char *gr_kube_call_method(const gr_kube_call *call);
 const char *gr_kube_call_content_type(const gr_kube_call *call); /* NULL: no body */
 bool gr_kube_call_only_reads(const gr_kube_call *call);
+/* Its answer has no end that could be waited for; its owner begins again. */
+bool gr_kube_call_streams(const gr_kube_call *call);
 /* Heap text (free), NULL: no memory. */
 char *gr_kube_call_path(const gr_kube_call *call);
 

@@ -35,7 +35,7 @@ struct gr_kube {
     gr_http *http;
     gr_kube_pace pace;
     call_list queue, flying;
-    int watching;          /* of those in flight */
+    int streaming;         /* of those in flight: watches, logs */
     gr_kube_timer *timers; /* by due_us */
     uint64_t login;        /* number of the credentials */
     int64_t login_at_us;   /* not before: a login is tried again */
@@ -193,7 +193,7 @@ static void leave(gr_kube_call *call)
     gr_kube *kube = call->kube;
     gr_kube_timer_clear(kube, &call->pause);
     remove_call(call->is_queued ? &kube->queue : &kube->flying, call);
-    kube->watching -= !call->is_queued && call->verb == GR_KUBE_WATCH;
+    kube->streaming -= !call->is_queued && gr_kube_call_streams(call);
 }
 
 static void end_call(gr_kube_call *call, gr_status status, int code, json_t *object,
@@ -223,9 +223,21 @@ static bool take_item(void *arg, json_t *object)
     return !call->is_cancelled;
 }
 
+/* A part of a log. */
+static bool take_bytes(gr_kube_call *call, const char *bytes, size_t size_bytes)
+{
+    call->in_item = true;
+    call->bytes(call->arg, bytes, size_bytes);
+    call->in_item = false;
+    return !call->is_cancelled;
+}
+
 static bool take_data(void *arg, int code, const char *bytes, size_t size_bytes)
 {
     gr_kube_call *call = arg;
+    if (call->verb == GR_KUBE_LOG && code < 300) {
+        return take_bytes(call, bytes, size_bytes);
+    }
     if (!call->has_stream) {
         gr_kube_stream_kind kind = code >= 300                   ? GR_KUBE_STREAM_ONE
                                    : call->verb == GR_KUBE_LIST  ? GR_KUBE_STREAM_LIST
@@ -261,7 +273,7 @@ static gr_status start_http(gr_kube_call *call, gr_diag *diag)
                                    .data = take_data,
                                    .end = take_end,
                                    .arg = call};
-        if (call->verb != GR_KUBE_WATCH) {
+        if (!gr_kube_call_streams(call)) {
             request.timeout_us = call->timeout_us > 0 ? call->timeout_us : kube->timeout_us;
         }
         call->login = kube->login;
@@ -311,7 +323,7 @@ static bool is_retried(const gr_kube_call *call, const gr_http_end *end)
 {
     bool only_reads = gr_kube_call_only_reads(call);
     if (call->attempts >= GR_KUBE_ATTEMPTS_MAX || call->restarts >= GR_KUBE_ATTEMPTS_MAX ||
-        call->verb == GR_KUBE_WATCH) {
+        gr_kube_call_streams(call)) {
         return false;
     }
     if (end->status == GR_OK) {
@@ -398,7 +410,7 @@ static void take_end(void *arg, const gr_http_end *end)
     }
     if (status == GR_OK && call->has_stream) {
         status = gr_kube_stream_end(&call->stream, &object, &why);
-    } else if (status == GR_OK && end->code < 300 && call->verb != GR_KUBE_WATCH) {
+    } else if (status == GR_OK && end->code < 300 && !gr_kube_call_streams(call)) {
         status = gr_fail(&why, GR_E_PROTOCOL, "the answer is empty");
     }
     /* An error page of something in between is no JSON: the code says enough. */
@@ -463,7 +475,8 @@ static void fire_timers(gr_kube *kube, int64_t now_us)
 
 static bool has_room(const gr_kube *kube)
 {
-    return kube->queue.first != NULL && kube->flying.count - kube->watching < GR_KUBE_IN_FLIGHT_MAX;
+    return kube->queue.first != NULL &&
+           kube->flying.count - kube->streaming < GR_KUBE_IN_FLIGHT_MAX;
 }
 
 void gr_kube_run(gr_kube *kube)
@@ -476,7 +489,7 @@ void gr_kube_run(gr_kube *kube)
         remove_call(&kube->queue, call);
         call->is_queued = false;
         add_call(&kube->flying, call);
-        kube->watching += call->verb == GR_KUBE_WATCH;
+        kube->streaming += gr_kube_call_streams(call);
         start_attempt(call);
     }
     int64_t due_us = kube->timers != NULL ? kube->timers->due_us : GR_NEVER;

@@ -34,7 +34,7 @@ typedef struct gr_kube_options {
 
 enum {
     GR_KUBE_QUEUE_MAX = 1 << 17, /* requests that wait; more are refused with GR_E_AGAIN */
-    GR_KUBE_IN_FLIGHT_MAX = 32,  /* requests, watches not counted */
+    GR_KUBE_IN_FLIGHT_MAX = 32,  /* requests; watches and logs are not counted */
     GR_KUBE_ATTEMPTS_MAX = 6,    /* of one request */
     GR_KUBE_LIST_CHUNK = 500     /* objects in a part of a list */
 };
@@ -68,7 +68,8 @@ typedef enum gr_kube_verb {
     GR_KUBE_MERGE_PATCH, /* RFC 7386 */
     GR_KUBE_APPLY,       /* server-side, as `field_manager` */
     GR_KUBE_DELETE,
-    GR_KUBE_WATCH /* of kube/watch.c; never submitted by others */
+    GR_KUBE_WATCH, /* of kube/watch.c; never submitted by others */
+    GR_KUBE_LOG    /* of kube/log.c, likewise: text of a container, as it comes */
 } gr_kube_verb;
 
 /* How a request ended; borrowed for the call of gr_kube_done, but `object` may be kept by a
@@ -91,6 +92,8 @@ typedef void gr_kube_done(void *arg, const gr_kube_answer *answer);
 /* An object of a list, borrowed for the call. NULL: the list begins again (its place in it has
  * expired); what came before does not count. */
 typedef void gr_kube_item(void *arg, json_t *object);
+/* A part of a LOG, borrowed for the call. */
+typedef void gr_kube_bytes(void *arg, const char *bytes, size_t size_bytes);
 
 /* Takes out of the text of an object what nobody wants, before it is parsed; returns how much of it
  * is left, at its begin. */
@@ -109,14 +112,17 @@ typedef struct gr_kube_request {
     /* Of a DELETE: it fails with a conflict unless the object has these. */
     const char *uid, *resource_version;
     const char *propagation;   /* of a DELETE: "Background", "Foreground", "Orphan" */
+    int grace_s;               /* of a DELETE: that a pod gets to end; 0: as it says itself */
     const char *field_manager; /* of verbs that write; needed by APPLY */
     bool force;                /* APPLY takes fields from other managers */
     int64_t timeout_us;        /* of one attempt; 0: the client's */
+    const char *query;         /* of a LOG: "follow=true&container=a", escaped */
     gr_kube_item *item;        /* of a LIST; needed there */
     gr_kube_cut *cut;          /* of a LIST, for each item */
     const void *cut_arg;       /* borrowed until the end */
+    gr_kube_bytes *bytes;      /* of a LOG; needed there */
     gr_kube_done *done;        /* needed */
-    void *arg;                 /* of both */
+    void *arg;                 /* of all three */
 } gr_kube_request;
 
 /* Never calls back itself. *call_out (may be NULL) is good until `done` begins. GR_PENDING;

@@ -23,7 +23,8 @@ static const verb_traits verbs[] = {
     [GR_KUBE_MERGE_PATCH] = {"PATCH", "application/merge-patch+json", "patch", true, true, false},
     [GR_KUBE_APPLY] = {"PATCH", "application/apply-patch+yaml", "patch", true, true, false},
     [GR_KUBE_DELETE] = {"DELETE", "application/json", "delete", true, false, false},
-    [GR_KUBE_WATCH] = {"GET", NULL, "watch", false, false, true}};
+    [GR_KUBE_WATCH] = {"GET", NULL, "watch", false, false, true},
+    [GR_KUBE_LOG] = {"GET", NULL, "get", true, false, true}};
 
 const char *gr_kube_call_method(const gr_kube_call *call)
 {
@@ -38,6 +39,11 @@ const char *gr_kube_call_content_type(const gr_kube_call *call)
 bool gr_kube_call_only_reads(const gr_kube_call *call)
 {
     return verbs[call->verb].only_reads;
+}
+
+bool gr_kube_call_streams(const gr_kube_call *call)
+{
+    return call->verb == GR_KUBE_WATCH || call->verb == GR_KUBE_LOG;
 }
 
 static void write_escaped(FILE *file, const char *text)
@@ -77,6 +83,9 @@ static void write_query(FILE *file, const gr_kube_request *request)
         fprintf(file, "?watch=1&allowWatchBookmarks=true&timeoutSeconds=%d",
                 (int)(request->timeout_us / 1000000));
         write_part(file, "&resourceVersion=", request->resource_version);
+        mark = '&';
+    } else if (request->verb == GR_KUBE_LOG) {
+        fprintf(file, "?%s", request->query);
         mark = '&';
     }
     for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
@@ -159,6 +168,10 @@ static char *make_body(const gr_kube_request *request)
         failed |=
             json_object_set_new(options, "propagationPolicy", json_string(request->propagation));
     }
+    if (request->grace_s > 0) {
+        failed |=
+            json_object_set_new(options, "gracePeriodSeconds", json_integer(request->grace_s));
+    }
     char *text = failed == 0 ? json_dumps(options, JSON_COMPACT) : NULL;
     json_decref(options);
     return text;
@@ -189,6 +202,8 @@ static gr_status check(const gr_kube_request *request, gr_diag *diag)
     } else if (request->verb == GR_KUBE_APPLY && request->field_manager == NULL) {
         what = "needs a field manager";
     } else if (request->done == NULL ||
+               (request->verb == GR_KUBE_LOG &&
+                (request->bytes == NULL || request->query == NULL)) ||
                ((request->verb == GR_KUBE_LIST || request->verb == GR_KUBE_WATCH) &&
                 request->item == NULL)) {
         what = "needs somebody who takes the answer";
@@ -216,6 +231,7 @@ gr_status gr_kube_call_fill(gr_kube_call *call, const gr_kube_request *request, 
     call->item = request->item;
     call->cut = request->cut;
     call->cut_arg = request->cut_arg;
+    call->bytes = request->bytes;
     call->done = request->done;
     call->arg = request->arg;
     call->path = make_path(request);
