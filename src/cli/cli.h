@@ -53,6 +53,7 @@ extern const gr_config_table *const gr_reference_tables[]; /* of every layer; en
 
 int gr_verb_run(int argc, char *const *argv);
 int gr_verb_pod(int argc, char *const *argv);
+int gr_verb_submit(int argc, char *const *argv);
 int gr_verb_help(int argc, char *const *argv);
 int gr_verb_version(int argc, char *const *argv);
 extern const gr_cli_form gr_worker_form;
@@ -62,6 +63,8 @@ extern const gr_cli_form gr_attach_form;
 extern const gr_cli_form gr_ls_form;
 extern const gr_cli_form gr_logs_form;
 extern const gr_cli_form gr_stop_form;
+extern const gr_cli_form gr_wait_form;
+extern const gr_cli_form gr_top_form;
 extern const gr_cli_form gr_scale_form;
 extern const gr_cli_form gr_sweep_form;
 extern const gr_cli_form gr_eval_form;
@@ -81,6 +84,9 @@ extern const gr_config_table gr_run_manifest_table;
 extern const gr_config_table gr_ls_table;
 extern const gr_config_table gr_logs_table;
 extern const gr_config_table gr_stop_table;
+extern const gr_config_table gr_wait_table;
+extern const gr_config_table gr_top_table;
+extern const gr_config_table gr_submit_table;
 extern const gr_config_table gr_checkpoint_table;
 extern const gr_config_table gr_scale_table;
 extern const gr_config_table gr_sweep_table;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* `gradus ls`, `gradus logs`, `gradus stop`: the jobs of this user on this host. */
-
-#include "cli/cli.h"
+/* `gradus ls`, `gradus logs`, `gradus wait`, `gradus stop`: the jobs of this user on this host.
+ * With the flags of a cluster they are those there (cluster.h). */
 
 #include "base/fail.h"
 #include "base/file.h"
+#include "cli/cluster.h"
 #include "launch/agent/output_log.h"
 #include "launch/agent/takeover.h"
 
@@ -25,6 +25,7 @@
 enum { LISTED_MAX = 1024, WHEN_BYTES = 32, SHOWN_BYTES = 64 };
 
 typedef struct ls_options {
+    gr_cluster_flags cluster;
     bool json;
 } ls_options;
 
@@ -33,6 +34,7 @@ static const gr_config_field ls_fields[] = {
      .type = GR_CONFIG_BOOL,
      .offset = offsetof(ls_options, json),
      .help = "one JSON object a line"},
+    GR_CLI_ROWS_CLUSTER(ls_options, cluster),
     {.key = NULL},
 };
 
@@ -43,7 +45,8 @@ const gr_config_table gr_ls_table = {.name = "ls",
 
 static void print_ls_usage(void)
 {
-    puts("usage: gradus ls [--json]\n\n"
+    puts("usage: gradus ls [--json]\n"
+         "       gradus ls -n NAMESPACE [--context NAME]\n\n"
          "Lists your jobs on this host: those that run, and those that have ended without a "
          "launcher\n"
          "to receive their exit code (gradus attach shows it).\n"
@@ -51,7 +54,10 @@ static void print_ls_usage(void)
          "  ending    it was asked to end          busy      it does not answer at the moment\n"
          "  ended N   with that exit code          lost      the process that supervised it was\n"
          "                                                   killed, and its workers with it; the\n"
-         "                                                   same command line goes on with it\n");
+         "                                                   same command line goes on with it\n"
+         "With the flags of a cluster: the jobs there that gradus submit has sent, and all "
+         "MPIJobs,\n"
+         "PyTorchJobs and TFJobs.\n");
 }
 
 typedef struct job_line {
@@ -128,6 +134,9 @@ static int list(const gr_cli_line *line)
 {
     const ls_options *options = line->options;
     gr_diag diag = {0};
+    if (gr_cluster_is_meant(&options->cluster)) {
+        return gr_cluster_ls(&options->cluster, options->json);
+    }
     char(*names)[GR_JOB_NAME_BYTES] = malloc(LISTED_MAX * sizeof *names);
     int count = names != NULL ? gr_job_folder_list(names, LISTED_MAX, &diag) : 0;
     if (diag.text[0] != '\0') {
@@ -162,6 +171,7 @@ const gr_cli_form gr_ls_form = {.table = &gr_ls_table, .usage = print_ls_usage, 
 /* ---- logs ------------------------------------------------------------------------------------ */
 
 typedef struct logs_options {
+    gr_cluster_flags cluster;
     bool follow;
 } logs_options;
 
@@ -171,6 +181,7 @@ static const gr_config_field logs_fields[] = {
      .type = GR_CONFIG_BOOL,
      .offset = offsetof(logs_options, follow),
      .help = "and what it writes from now on, until it has ended"},
+    GR_CLI_ROWS_CLUSTER(logs_options, cluster),
     {.key = NULL},
 };
 
@@ -181,10 +192,13 @@ const gr_config_table gr_logs_table = {.name = "logs",
 
 static void print_logs_usage(void)
 {
-    puts("usage: gradus logs JOB [-f]\n\n"
+    puts("usage: gradus logs JOB [-f]\n"
+         "       gradus logs JOB [-f] -n NAMESPACE [--context NAME]\n\n"
          "Writes what a job of yours on this host has written, its last 8 MiB at least: stdout to\n"
          "stdout, stderr to stderr. It disturbs neither the job nor its launcher.\n"
-         "Exit code: 0 done, 1 it cannot be written, 2 there is no such job.\n");
+         "Exit code: 0 done, 1 it cannot be written, 2 there is no such job.\n"
+         "With the flags of a cluster: what the pods of a job there write, and with -f what goes\n"
+         "wrong, until the job has ended: 0, or 1 if it failed.\n");
 }
 
 /* 0 or errno. */
@@ -236,6 +250,9 @@ static int logs(const gr_cli_line *line)
     gr_diag diag = {0};
     gr_job_folder folder;
     gr_output_reader reader;
+    if (gr_cluster_is_meant(&options->cluster)) {
+        return gr_cluster_logs(&options->cluster, line->words[0], options->follow);
+    }
     gr_status status = gr_job_folder_open(line->words[0], &folder, &diag);
     if (status != GR_OK) {
         return gr_cli_fail(GR_EXIT_INPUT, &diag);
@@ -261,6 +278,7 @@ const gr_cli_form gr_logs_form = {.table = &gr_logs_table,
 /* ---- stop ------------------------------------------------------------------------------------ */
 
 typedef struct stop_options {
+    gr_cluster_flags cluster;
     bool now;
 } stop_options;
 
@@ -269,6 +287,7 @@ static const gr_config_field stop_fields[] = {
      .type = GR_CONFIG_BOOL,
      .offset = offsetof(stop_options, now),
      .help = "kill its workers, without a checkpoint"},
+    GR_CLI_ROWS_CLUSTER(stop_options, cluster),
     {.key = NULL},
 };
 
@@ -280,12 +299,14 @@ const gr_config_table gr_stop_table = {.name = "stop",
 static void print_stop_usage(void)
 {
     puts(
-        "usage: gradus stop JOB [--now]\n\n"
+        "usage: gradus stop JOB [--now]\n"
+        "       gradus stop JOB [--now] -n NAMESPACE [--context NAME]\n\n"
         "Ends a job of yours on this host as SIGTERM to its launcher does, and waits for its end:\n"
         "the workers of a job file write a checkpoint, and the job ends with exit code 75. One "
         "that\n"
         "is lost is forgotten: the same command line begins it, and goes on with nothing.\n"
-        "Exit code: 0 it has ended, 1 it could not be asked, 2 there is no such job.\n");
+        "Exit code: 0 it has ended, 1 it could not be asked, 2 there is no such job.\n"
+        "With the flags of a cluster: deletes a job there, and all that belongs to it.\n");
 }
 
 /* Returns when the supervisor has ended. */
@@ -325,6 +346,9 @@ static int stop(const gr_cli_line *line)
     gr_diag diag = {0};
     gr_job_folder folder;
     gr_job_end end;
+    if (gr_cluster_is_meant(&options->cluster)) {
+        return gr_cluster_stop(&options->cluster, line->words[0], options->now);
+    }
     gr_status status = gr_job_folder_open(line->words[0], &folder, &diag);
     if (status != GR_OK) {
         return gr_cli_fail(GR_EXIT_INPUT, &diag);
@@ -352,3 +376,107 @@ const gr_cli_form gr_stop_form = {.table = &gr_stop_table,
                                   .words_max = 1,
                                   .words_missing = "needs the name of a job (gradus ls)",
                                   .work = stop};
+
+/* ---- wait ------------------------------------------------------------------------------------ */
+
+typedef struct wait_options {
+    gr_cluster_flags cluster;
+} wait_options;
+
+static const gr_config_field wait_fields[] = {
+    GR_CLI_ROWS_CLUSTER(wait_options, cluster),
+    {.key = NULL},
+};
+
+const gr_config_table gr_wait_table = {.name = "wait",
+                                       .title = "Flags of `gradus wait`",
+                                       .fields = wait_fields,
+                                       .struct_bytes = sizeof(wait_options)};
+
+static void print_wait_usage(void)
+{
+    puts("usage: gradus wait JOB\n"
+         "       gradus wait JOB -n NAMESPACE [--context NAME]\n\n"
+         "Waits until a job of yours on this host has ended, and disturbs neither it nor its\n"
+         "launcher. Exit code: that of the job if no launcher receives it, else 0; 2 there is no\n"
+         "such job.\n"
+         "With the flags of a cluster: until a job there has ended: 0, or 1 if it failed.\n");
+}
+
+static int wait_for(const gr_cli_line *line)
+{
+    const wait_options *options = line->options;
+    gr_diag diag = {0};
+    gr_job_folder folder;
+    gr_job_end end;
+    gr_process supervisor = {.fd = -1};
+    if (gr_cluster_is_meant(&options->cluster)) {
+        return gr_cluster_wait_for(&options->cluster, line->words[0]);
+    }
+    gr_status status = gr_job_folder_open(line->words[0], &folder, &diag);
+    if (status != GR_OK) {
+        return gr_cli_fail(GR_EXIT_INPUT, &diag);
+    }
+    if (gr_job_folder_state(&folder, &end) == GR_JOB_RUNS) {
+        gr_status found = gr_takeover_find(&folder, &supervisor, &diag);
+        wait_for_end(&folder, &supervisor); /* also of one that cannot be found */
+        if (found == GR_OK) {
+            gr_process_close(&supervisor);
+        }
+    }
+    gr_job_state state = gr_job_folder_state(&folder, &end);
+    int code = state == GR_JOB_ENDED ? end.code : GR_EXIT_DONE;
+    gr_job_folder again;
+    if (state == GR_JOB_LOST && gr_job_folder_open(line->words[0], &again, NULL) == GR_OK) {
+        gr_job_folder_close(&again); /* else its launcher was there, and has forgotten it */
+        fprintf(stderr, "gradus: job %s is lost: the process that supervised it was killed\n",
+                line->words[0]);
+        code = GR_EXIT_FAILED;
+    }
+    gr_job_folder_close(&folder);
+    return code;
+}
+
+const gr_cli_form gr_wait_form = {.table = &gr_wait_table,
+                                  .usage = print_wait_usage,
+                                  .words_min = 1,
+                                  .words_max = 1,
+                                  .words_missing = "needs the name of a job (gradus ls)",
+                                  .work = wait_for};
+
+/* ---- top ------------------------------------------------------------------------------------- */
+
+typedef struct top_options {
+    gr_cluster_flags cluster;
+} top_options;
+
+static const gr_config_field top_fields[] = {
+    GR_CLI_ROWS_CLUSTER(top_options, cluster),
+    {.key = NULL},
+};
+
+const gr_config_table gr_top_table = {.name = "top",
+                                      .title = "Flags of `gradus top`",
+                                      .fields = top_fields,
+                                      .struct_bytes = sizeof(top_options)};
+
+static void print_top_usage(void)
+{
+    puts(
+        "usage: gradus top JOB [-n NAMESPACE] [--context NAME]\n\n"
+        "Prints what the pods of a job of a Kubernetes cluster use, where the cluster measures it\n"
+        "(metrics-server).\n");
+}
+
+static int top(const gr_cli_line *line)
+{
+    const top_options *options = line->options;
+    return gr_cluster_top(&options->cluster, line->words[0]);
+}
+
+const gr_cli_form gr_top_form = {.table = &gr_top_table,
+                                 .usage = print_top_usage,
+                                 .words_min = 1,
+                                 .words_max = 1,
+                                 .words_missing = "needs the name of a job (gradus ls -n NAME)",
+                                 .work = top};

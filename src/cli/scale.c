@@ -4,7 +4,7 @@
 
 #include "base/fail.h"
 #include "base/number.h"
-#include "cli/cli.h"
+#include "cli/cluster.h"
 #include "launch/agent/takeover.h"
 #include "launch/launch.h"
 #include "launch/schedule/schedule.h"
@@ -13,6 +13,7 @@
 #include <stdlib.h>
 
 typedef struct scale_options {
+    gr_cluster_flags cluster;
     int64_t to;
     const char *job;
 } scale_options;
@@ -31,6 +32,7 @@ static const gr_config_field scale_fields[] = {
      .value_name = "JOB",
      .help = "its name (gradus ls), or the process number of its launcher; not needed where you "
              "have one job on this host"},
+    GR_CLI_ROWS_CLUSTER(scale_options, cluster),
     {.key = NULL},
 };
 
@@ -42,11 +44,15 @@ const gr_config_table gr_scale_table = {.name = "scale",
 static void print_usage(void)
 {
     puts("usage: gradus scale [JOB [N]]\n"
-         "       gradus scale [--to N] [--job JOB]\n\n"
+         "       gradus scale [--to N] [--job JOB]\n"
+         "       gradus scale JOB [N] -n NAMESPACE [--context NAME]\n\n"
          "Gives a job that runs on this host more workers, or fewer. It grows and shrinks between\n"
          "two steps, within what it was started for (--min-workers, --max-workers of gradus run,\n"
          "or number_of_workers: {min, max}), and ends with the same bits as without.\n"
-         "Exit code: 0 done, 1 the job refuses or does not answer, 2 what was given is wrong.\n");
+         "Exit code: 0 done, 1 the job refuses or does not answer, 2 what was given is wrong.\n"
+         "With the flags of a cluster: a job there, if it is an MPIJob or a PyTorchJob, or was "
+         "sent\n"
+         "by gradus submit --elastic.\n");
 }
 
 /* Is it one that `launcher` has (0: any), and that can grow or shrink, unless that is known? */
@@ -158,6 +164,13 @@ static int scale(const gr_cli_line *line)
     gr_job_folder folder;
     gr_job_status job;
     gr_status status = read_words(line, options, &diag);
+    if (status == GR_OK && gr_cluster_is_meant(&options->cluster)) {
+        return options->job != NULL
+                   ? gr_cluster_scale(&options->cluster, options->job, options->to)
+                   : gr_cli_refuse(gr_fail(&diag, GR_E_INVALID,
+                                           "scale needs the name of a job of the cluster"),
+                                   &diag);
+    }
     if (status == GR_OK) {
         status = find_job(options->job, &folder, &diag);
     }

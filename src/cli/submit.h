@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_CLI_SUBMIT_H
+#define GR_CLI_SUBMIT_H
+
+/* What the files of `gradus submit` share: submit.c reads the line, submit_code.c packs the
+ * program, submit_manifest.c makes the objects, submit_check.c checks them, submit_send.c sends
+ * them. */
+
+#include "cli/cluster.h"
+
+enum { GR_SUBMIT_JOB, GR_SUBMIT_MPI, GR_SUBMIT_TF, GR_SUBMIT_PYTORCH };
+enum { GR_SUBMIT_NAME_BYTES = 64 };
+
+typedef struct gr_submit_options {
+    gr_cluster_flags cluster;
+    int kind;
+    int64_t workers, ps, gpus, slots; /* 0: not given */
+    const char *cpus, *memory, *launcher_cpus, *launcher_memory, *ps_cpus, *ps_memory;
+    const char *image, *name, *code, *gpu_resource, *service_account;
+    const char *const *env, *const *env_from, *const *volumes, *const *node_selector, *const *set;
+    bool elastic, follow, wait, dry_run;
+    int output;
+} gr_submit_options;
+
+/* A file of the program, or a folder of it, as it travels. */
+typedef struct gr_submit_code {
+    char *bytes; /* NULL: none travels */
+    size_t size_bytes;
+    bool is_packed; /* tar.gz; else the one file itself, `path` from the working folder */
+    char path[256];
+    const char *volume;    /* a claim that has it; NULL */
+    const char *work_path; /* where the command runs; NULL: as the image says */
+} gr_submit_code;
+
+enum {
+    GR_SUBMIT_PART_BYTES = 900 << 10, /* in one ConfigMap, of which the server takes 1 MiB */
+    GR_SUBMIT_PARTS_MAX = 8
+};
+
+/* What is sent. */
+typedef struct gr_submit {
+    gr_submit_options options;
+    gr_arena arena;
+    const char *path;   /* of a manifest or of settings; NULL */
+    char *const *words; /* the command; NULL-terminated, copied into the arena; NULL */
+    gr_submit_code code;
+    char name[GR_SUBMIT_NAME_BYTES];
+    json_t *jobs;    /* what is sent, in its order */
+    json_t *belongs; /* to the job, and is sent before it: Service, Secret, ConfigMaps */
+} gr_submit;
+
+/* submit_code.c: finds what is to travel, and packs it. Words of the command that name it are
+ * changed to where it will be. GR_E_INVALID, GR_E_IO, GR_E_NO_MEMORY. */
+gr_status gr_submit_pack(gr_submit *submit, gr_diag *diag) GR_MUST_CHECK;
+
+/* submit_manifest.c: the job of the flags, and what belongs to it. GR_E_INVALID, GR_E_NO_MEMORY. */
+gr_status gr_submit_make(gr_submit *submit, gr_diag *diag) GR_MUST_CHECK;
+/* Is it the name of an object, as short as `most`? `what` begins the sentence. */
+gr_status gr_submit_check_name(const char *what, const char *name, size_t most,
+                               gr_diag *diag) GR_MUST_CHECK;
+
+/* submit_check.c: what the operator would say of the job. `where` begins the sentence.
+ * GR_E_INVALID. */
+gr_status gr_submit_check(const char *where, const json_t *job, gr_diag *diag) GR_MUST_CHECK;
+
+/* submit_send.c: the first job and what belongs to it, or nothing. *job_out is that of the cluster
+ * then. Prints nothing. */
+gr_status gr_submit_send(gr_cluster_client *cluster, json_t *manifest, json_t *belongs,
+                         gr_cluster_job *job_out, gr_diag *diag) GR_MUST_CHECK;
+
+#endif

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* A job and what belongs to it go to a cluster: all of it, or nothing.
+ *
+ *   what belongs to it is created ──► the job is ──► it becomes their owner
+ *        └──────────────any failure: what was created is deleted──────┘
+ */
+
+#include "base/fail.h"
+#include "cli/submit.h"
+#include "operator/object.h"
+
+#include <string.h>
+
+enum { CREATED_MAX = GR_SUBMIT_PARTS_MAX + 4 };
+
+typedef struct created {
+    gr_kube_resource resource;
+    char name[256], uid[64];
+} created;
+
+typedef struct sending {
+    gr_cluster_client *cluster;
+    created made[CREATED_MAX];
+    size_t count;
+} sending;
+
+static gr_kube_resource resource_of(const json_t *object)
+{
+    const char *kind = gr_object_text(object, "kind");
+    const char *plural = strcmp(kind, "Service") == 0  ? "services"
+                         : strcmp(kind, "Secret") == 0 ? "secrets"
+                                                       : "configmaps";
+    return (gr_kube_resource){"", "v1", plural};
+}
+
+/* Also after a failure in the middle. What cannot be deleted is told. */
+static void take_back(sending *s)
+{
+    while (s->count > 0) {
+        const created *one = &s->made[--s->count];
+        gr_diag diag;
+        gr_kube_request request = {.verb = GR_KUBE_DELETE,
+                                   .resource = one->resource,
+                                   .space = s->cluster->space,
+                                   .name = one->name,
+                                   .uid = one->uid,
+                                   .propagation = "Background"};
+        gr_status status = gr_cluster_ask(s->cluster, &request, NULL, &diag);
+        if (status != GR_OK && status != GR_E_NOT_FOUND) {
+            fprintf(stderr, "gradus: warning: %s was made, and is left behind: %s\n", one->name,
+                    diag.text);
+        }
+    }
+}
+
+/* *object_out (may be NULL) is a new reference. */
+static gr_status create(sending *s, gr_kube_resource resource, const json_t *object,
+                        json_t **object_out, gr_diag *diag)
+{
+    json_t *answer = NULL;
+    gr_kube_request request = {.verb = GR_KUBE_CREATE,
+                               .resource = resource,
+                               .space = s->cluster->space,
+                               .field_manager = "gradus",
+                               .body = object};
+    gr_status status = gr_cluster_ask(s->cluster, &request, &answer, diag);
+    const char *name = gr_object_text(answer, "metadata.name");
+    const char *uid = gr_object_text(answer, "metadata.uid");
+    if (status == GR_OK && (name == NULL || uid == NULL || s->count == CREATED_MAX)) {
+        status = gr_fail(diag, GR_E_PROTOCOL, "the server tells no name of what it has made");
+    }
+    if (status == GR_OK) {
+        created *one = &s->made[s->count++];
+        one->resource = resource;
+        snprintf(one->name, sizeof one->name, "%s", name);
+        snprintf(one->uid, sizeof one->uid, "%s", uid);
+    }
+    if (status == GR_OK && object_out != NULL) {
+        *object_out = json_incref(answer);
+    }
+    json_decref(answer);
+    return status;
+}
+
+/* There is one of that name already: whose is it? */
+static gr_status tell_taken(const sending *s, const json_t *object, gr_diag *diag)
+{
+    const char *kind = gr_object_text(object, "kind");
+    return gr_fail(
+        diag, GR_E_IN_USE,
+        "there is a %s \"%.100s\" in namespace %s already, of somebody else; nothing was "
+        "sent: name the job otherwise (--name)",
+        kind, gr_object_text(object, "metadata.name"), s->cluster->space);
+}
+
+static gr_status refuse_taken(const sending *s, const char *kind, const char *name, gr_diag *diag)
+{
+    return gr_fail(diag, GR_E_IN_USE,
+                   "there is a %s \"%.100s\" in namespace %s already; name this one otherwise "
+                   "(--name), or end that one: gradus stop %s -n %s",
+                   kind, name, s->cluster->space, name, s->cluster->space);
+}
+
+static gr_status own(sending *s, const created *one, const json_t *job, gr_diag *diag)
+{
+    json_t *patch = json_pack(
+        "{s:{s:s, s:[{s:O, s:O, s:O, s:O}]}}", "metadata", "uid", one->uid, "ownerReferences",
+        "apiVersion", json_object_get(job, "apiVersion"), "kind", json_object_get(job, "kind"),
+        "name", gr_object_at(job, "metadata.name"), "uid", gr_object_at(job, "metadata.uid"));
+    if (patch == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a request");
+    }
+    gr_kube_request request = {.verb = GR_KUBE_MERGE_PATCH,
+                               .resource = one->resource,
+                               .space = s->cluster->space,
+                               .name = one->name,
+                               .field_manager = "gradus",
+                               .body = patch};
+    gr_status status = gr_cluster_ask(s->cluster, &request, NULL, diag);
+    json_decref(patch);
+    return status;
+}
+
+/* Before anything is made: is the name free? */
+static gr_status look_for(const sending *s, const gr_cluster_kind *kind, const char *name,
+                          gr_diag *diag)
+{
+    gr_kube_request request = {
+        .verb = GR_KUBE_GET, .resource = kind->resource, .space = s->cluster->space, .name = name};
+    gr_status status = gr_cluster_ask(s->cluster, &request, NULL, diag);
+    return status == GR_E_NOT_FOUND ? GR_OK
+           : status == GR_OK        ? refuse_taken(s, kind->kind, name, diag)
+                                    : status;
+}
+
+gr_status gr_submit_send(gr_cluster_client *cluster, json_t *manifest, json_t *belongs,
+                         gr_cluster_job *job_out, gr_diag *diag)
+{
+    sending s = {.cluster = cluster};
+    json_t *job = NULL;
+    const char *name = gr_object_text(manifest, "metadata.name");
+    const gr_cluster_kind *kind = gr_cluster_kind_of(gr_object_text(manifest, "apiVersion"),
+                                                     gr_object_text(manifest, "kind"));
+    size_t i;
+    const json_t *object;
+    gr_status status = look_for(&s, kind, name, diag);
+    json_array_foreach(belongs, i, object)
+    {
+        if (status == GR_OK) {
+            status = create(&s, resource_of(object), object, NULL, diag);
+            status = status == GR_E_IN_USE ? tell_taken(&s, object, diag) : status;
+        }
+    }
+    size_t count = s.count;
+    if (status == GR_OK) {
+        status = create(&s, kind->resource, manifest, &job, diag);
+        if (status == GR_E_IN_USE) {
+            status = refuse_taken(&s, kind->kind, name, diag);
+        } else if (status == GR_E_NOT_FOUND && kind->replicas != NULL &&
+                   strstr(diag->text, "namespaces") == NULL) {
+            status = gr_fail(diag, status,
+                             "the cluster does not know %s of %s: no operator for it is installed "
+                             "there; --kind Job needs none",
+                             kind->kind, kind->api_version);
+        }
+    }
+    for (i = 0; i < count && status == GR_OK; i++) {
+        status = own(&s, &s.made[i], job, diag);
+    }
+    if (status != GR_OK) {
+        take_back(&s);
+        json_decref(job);
+        return status;
+    }
+    *job_out = (gr_cluster_job){.kind = kind, .object = job};
+    return GR_OK;
+}
