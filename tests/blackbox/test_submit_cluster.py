@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gradus submit` on a real control plane, and on a real node where one can be started: there pods
+are containers that run. The scripts that start them are no part of the project (GRADUS_KUBE, or
+shared/kube beside the source)."""
+import json
+import os
+import pathlib
+import platform
+import signal
+import subprocess
+import tempfile
+
+import pytest
+
+from conftest import read_lines, wait_until
+from test_kube_cluster import Cluster, kit
+
+pytestmark = pytest.mark.long
+
+NAMESPACE = pathlib.Path("/run/netns/kubekit")  # of the network that the node's script makes
+PROGRAM = """
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+int main(int argc, char **argv)
+{
+    for (int i = 0; i < atoi(argv[1]); i++) {
+        printf("line %d of rank %s of %s\\n", i, getenv("RANK"), getenv("WORLD_SIZE"));
+        fflush(stdout);
+        usleep((unsigned)atoi(argv[2]));
+    }
+    return argc > 3 ? atoi(argv[3]) : 0;
+}
+"""
+
+
+def has_kit():
+    return kit() is not None and platform.machine() == "x86_64"
+
+
+@pytest.fixture(scope="module")
+def control_plane(tmp_path_factory):
+    if not has_kit():
+        pytest.skip("no control plane: set GRADUS_KUBE to a folder with cluster.sh")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as run:
+        cluster = Cluster(tmp_path_factory.mktemp("cluster"), pathlib.Path(run))
+        cluster.script("up")
+        cluster.kubectl("create", "namespace", "team")
+        yield cluster
+        cluster.script("down")
+
+
+class Node:
+    """A node whose pods run, in a network namespace of its own."""
+
+    def __init__(self, folder, state):
+        self.script, self.state = kit() / "real.sh", state
+        programs = os.environ.get("KUBEKIT_BIN", str(folder / "bin"))
+        subprocess.run([kit() / "unpack.sh", programs], check=True)
+        self.environment = {**os.environ, "KUBEKIT_BIN": programs, "REAL_DIR": str(state)}
+
+    def run(self, *words):
+        return subprocess.run([self.script, *map(str, words)], env=self.environment, text=True,
+                              stdin=subprocess.DEVNULL, capture_output=True)
+
+    def gradus(self, gradus, *words):
+        return gradus.start("exec", gradus.program, *words, program=str(self.script),
+                            env=self.environment)
+
+    def kill_server(self):
+        """Kills the API server and starts it again, with the words that it was started with."""
+        path = self.state / "run" / "pid" / "apiserver"
+        pid = int(path.read_text())
+        words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
+        os.kill(pid, signal.SIGKILL)
+        program = pathlib.Path(self.environment["KUBEKIT_BIN"]) / "kube-apiserver"
+        with open(self.state / "run" / "log" / "apiserver.log", "ab") as log:
+            pid = subprocess.run(["sh", "-c", 'setsid "$@" >&2 & echo $!', "sh", "nsenter",
+                                  f"--net={NAMESPACE}", program, *words[1:]], check=True, text=True,
+                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                 stderr=log).stdout
+        path.write_text(pid)
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    if not has_kit() or not (kit() / "real.sh").exists() or os.geteuid() != 0:
+        pytest.skip("no real node: it takes root and GRADUS_KUBE, a folder with real.sh")
+    if NAMESPACE.exists():
+        pytest.skip(f"{NAMESPACE} is there: somebody else's node runs")
+    node = Node(tmp_path_factory.mktemp("programs"), tmp_path_factory.mktemp("node"))
+    up = node.run("up")
+    if up.returncode != 0:
+        node.run("down")
+        pytest.skip(f"the real node does not start here: {up.stderr[-200:]}")
+    yield node
+    node.run("down")
+
+
+@pytest.fixture
+def program(tmp_path):
+    (tmp_path / "program.c").write_text(PROGRAM)
+    subprocess.run(["cc", "-O1", "-static", "-o", "quick-program", "program.c"], cwd=tmp_path,
+                   check=True)
+    return "./quick-program"
+
+
+IMAGE = ["--image", "local.test/pause:1"]  # it has no shell, and nothing else either
+
+
+def finish(process, code):
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == code, out + err
+    return out, err
+
+
+def test_program_runs_on_the_cluster_by_one_command(gradus, node, program):
+    process = node.gradus(gradus, "submit", "--follow", *IMAGE, "--workers", 3, "--name", "quick",
+                          "--", program, 4, 1000)
+    out, _ = finish(process, 0)
+    assert sorted(out.splitlines()) == sorted(f"[{rank}] line {i} of rank {rank} of 3"
+                                              for rank in range(3) for i in range(4))
+    out, _ = finish(node.gradus(gradus, "ls", "-n", "default", "--json"), 0)
+    assert json.loads(out)["state"] == "done"
+    finish(node.gradus(gradus, "stop", "quick", "-n", "default"), 0)
+    wait_until(lambda: "quick" not in node.run("kubectl", "get", "cm,secret,svc,pod").stdout,
+               "the end of what belonged to the job", 120)
+
+
+def test_exit_code_is_that_of_the_job(gradus, node, program):
+    process = node.gradus(gradus, "submit", "--follow", *IMAGE, "--name", "bad", "--", program, 1,
+                          0, 3)
+    out, err = finish(process, 1)
+    assert out == "[0] line 0 of rank 0 of 1\n" and "failed with exit code 3" in err
+
+
+def test_no_line_is_lost_when_the_server_is_killed(gradus, node, program):
+    process = node.gradus(gradus, "submit", "--follow", *IMAGE, "--name", "long", "--workers", 2,
+                          "--", program, 1000, 20000)
+    lines = read_lines(process.stdout, 100)
+    node.kill_server()
+    out, _ = finish(process, 0)
+    lines += out.splitlines()
+    for rank in range(2):
+        assert [line for line in lines if line.startswith(f"[{rank}]")] == \
+            [f"[{rank}] line {i} of rank {rank} of 2" for i in range(1000)]
+
+
+def test_job_is_sent_and_awaited_without_a_node_that_runs_anything(gradus, control_plane, program):
+    gradus.settings["KUBECONFIG"] = str(control_plane.kubeconfig)
+    process = gradus.start("submit", "-n", "team", *IMAGE, "--workers", 2, "--name", "fake",
+                           "--wait", "--", program, 1, 1)
+    pods = ["-n", "team", "get", "pods", "-l", "job-name=fake", "-o", "name"]
+    wait_until(lambda: len(control_plane.kubectl(*pods).split()) == 2, "its pods")
+    control_plane.kubectl("-n", "team", "annotate", "pods", "-l", "job-name=fake",
+                          "kubekit.test/exit-code=0")
+    finish(process, 0)
+    assert "fake" in gradus("ls", "-n", "team").stdout
+    assert control_plane.kubectl("-n", "team", "get", "svc", "fake", "-o",
+                                 "jsonpath={.metadata.ownerReferences[0].kind}") == "Job"
+    assert gradus("stop", "fake", "-n", "team").returncode == 0
+
+
+def test_missing_rights_are_named(gradus, control_plane, program, tmp_path):
+    control_plane.kubectl("-n", "team", "create", "serviceaccount", "weak")
+    token = control_plane.kubectl("-n", "team", "create", "token", "weak").strip()
+    config = json.loads(control_plane.kubectl("config", "view", "--raw", "-o", "json"))
+    config["users"][0]["user"] = {"token": token}
+    (tmp_path / "weak").write_text(json.dumps(config))
+    done = gradus("submit", "--kubeconfig", tmp_path / "weak", "-n", "team", *IMAGE, "--", program)
+    assert done.returncode == 2 and 'a role must allow "get" on jobs' in done.stderr, done.stderr
