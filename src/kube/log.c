@@ -197,18 +197,21 @@ static void end_stream(void *arg, const gr_kube_answer *answer)
 {
     gr_kube_log *log = arg;
     bool is_gone = answer->status == GR_E_NOT_FOUND, was_previous = log->reads_previous;
-    bool is_last = answer->status == GR_OK && log->was_over && !log->wants_previous;
+    /* Of a former container there may be nothing any more: "bad request". */
+    bool is_read = was_previous && (answer->status == GR_OK || answer->status == GR_E_INVALID);
+    bool is_last =
+        answer->status == GR_OK && !was_previous && log->was_over && !log->wants_previous;
     log->call = NULL;
     log->reads_previous = false;
-    leave_line(log, is_last || is_gone || was_previous);
-    if (was_previous) { /* whether there was one or not */
-        log->failures = 0;
-        begin(log);
-    } else if (is_last || is_gone) {
+    leave_line(log, is_last || is_gone || is_read);
+    if (is_last || is_gone) {
         end_log(log);
+    } else if (is_read) {
+        begin(log);
     } else if (answer->status == GR_OK) {
         again(log);
     } else {
+        log->wants_previous |= was_previous;
         if (log->failures++ == 0) {
             log->options.trouble(log->options.arg, answer->diag);
         }

@@ -36,6 +36,7 @@ class PodsHandler(kube_api.Handler):
     def send_log(self, api, name, query):
         """Lines from sinceTime on, and with follow those that are still written."""
         log, since = api.logs.setdefault(name, Log()), query.get("sinceTime", "")
+        log = log.previous if "previous" in query else log
         self.stream()
         at = 0
         while True:
@@ -59,8 +60,12 @@ class PodsHandler(kube_api.Handler):
 
 
 class Log:
-    def __init__(self):
+    def __init__(self, first=0, previous=None):
         self.lines, self.is_over, self.breaks, self.broken_bytes = [], False, 0, 3
+        self.first, self.previous = first, previous
+
+    def add(self, text):
+        self.lines.append((stamp(self.first + len(self.lines)), text))
 
 
 class PodApi(kube_api.Api):
@@ -138,9 +143,24 @@ class PodApi(kube_api.Api):
     def say(self, name, text):
         """The pod writes it."""
         with self.changed:
-            log = self.logs.setdefault(name, Log())
-            log.lines.append((stamp(len(log.lines)), text))
+            self.logs.setdefault(name, Log()).add(text)
             self.changed.notify_all()
+
+    def restart_pod(self, name, last_words, space="team"):
+        """Its container fails and is started again. Nobody has read its last words."""
+        with self.changed:
+            old = self.logs[name]
+            old.is_over = True
+            previous = Log(old.first)
+            previous.lines, previous.is_over = list(old.lines), True
+            previous.add(last_words)
+            self.logs[name] = Log(old.first + len(previous.lines), previous)
+            self.changed.notify_all()
+        pod = self.get(PODS, name, space)
+        pod["status"]["containerStatuses"][0].update(
+            restartCount=1, state={"running": {}},
+            lastState={"terminated": {"exitCode": 1, "reason": "Error"}})
+        self.put(PODS, pod, space)
 
     def break_log(self, name, last_bytes=3):
         """The connection of its log breaks when it has sent its next line, but so many bytes."""

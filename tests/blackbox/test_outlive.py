@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that go on without `gradus run`, and what finds them again: attach, ls, logs, stop."""
+"""Jobs that go on without `gradus run`, and what finds them again: attach, ls, logs, wait,
+stop."""
 import contextlib
 import json
 import os
@@ -306,6 +307,30 @@ def test_logs_follow_to_the_end(host, echo):
 
 
 # ---- Restarts and scaling ----------------------------------------------------------------------
+
+def test_wait_ends_with_the_job(host, echo):
+    job = echo()
+    attended = host.start("wait", "echo")
+    wait_until(lambda: any(link.resolve().name == "echo"
+                           for link in pathlib.Path(f"/proc/{attended.pid}/fd").iterdir()),
+               "its look at the job")
+    job.tell("end 5")
+    finish(job.launcher, 1)
+    assert finish(attended) == ("", "")  # the launcher has the exit code
+    done = host("wait", "nothing")
+    assert done.returncode == 2 and 'no job "nothing" on this host' in done.stderr
+
+
+def test_wait_gives_the_exit_code_that_nobody_received(host, echo):
+    job = echo()
+    job.lose_launcher()
+    waiting = host.start("wait", "echo")
+    job.tell("end 5")
+    wait_for_state(host, "echo", "ended 1")
+    finish(waiting, 1)
+    assert host("wait", "echo").returncode == 1  # it is still to be received
+    assert host("attach", "echo").returncode == 1
+
 
 def test_job_grows_without_a_launcher_and_with_another(host, job, undisturbed, tmp_path):
     output = tmp_path / "out"

@@ -8,11 +8,12 @@ import os
 import re
 import signal
 import tarfile
+import threading
 
 import pytest
 
 import kube_api
-from conftest import TIMEOUT_S, read_lines
+from conftest import TIMEOUT_S
 from kube_pods import INDEX, JOBS, PODS, PodApi
 
 SERVICES, SECRETS, MAPS = "/v1/services", "/v1/secrets", "/v1/configmaps"
@@ -74,6 +75,17 @@ def follow(cluster, api, program, *flags, name="demo", workers=2):
     api.wait(lambda: (JOBS, "team", name) in api.objects, "the job")
     api.start_pods(name)
     return process
+
+
+def read_lines(process, count, stream="stdout"):
+    """That many lines of a command that goes on; it is killed when they do not come."""
+    pipe = getattr(process, stream)
+    timer = threading.Timer(TIMEOUT_S, process.kill)
+    timer.start()
+    lines = [pipe.readline() for _ in range(count)]
+    timer.cancel()
+    assert all(line.endswith("\n") for line in lines), lines
+    return [line.rstrip("\n") for line in lines]
 
 
 def finish(process, code):
@@ -294,7 +306,7 @@ def test_follow_shows_all_workers_until_the_end(api, cluster, program):
         for rank in range(2):
             api.say(f"demo-{rank}-x", f"line {i}\n")
     api.say("demo-0-x", "no newline")
-    lines = read_lines(process.stdout, 6)
+    lines = read_lines(process, 6)
     for rank in range(2):
         api.end_pod(f"demo-{rank}-x")
     api.end_job("demo")
@@ -326,14 +338,32 @@ def test_follow_loses_and_doubles_no_line_when_connections_break(api, cluster, p
     assert any("sinceTime" in query for query in api.logs_asked(name))
 
 
+def test_follow_reads_what_a_container_wrote_before_it_was_started_again(api, cluster, program):
+    process = follow(cluster, api, program, workers=1)
+    name = "demo-0-x"
+    api.say(name, "one\n")
+    assert read_lines(process, 1) == ["[0] one"]
+    asked = len(api.logs_asked(name))
+    api.fault(f"GET .*/pods/{name}/log.*previous", kube_api.refuse(500))
+    api.restart_pod(name, "last words\n")
+    api.wait(lambda: sum("previous" in query for query in api.logs_asked(name)[asked:]) == 2,
+             "the rest, asked for again")
+    api.say(name, "two\n")
+    assert sorted(read_lines(process, 2)) == ["[0] last words", "[0] two"]
+    api.end_pod(name)
+    api.end_job("demo")
+    _, err = finish(process, 0)
+    assert "worker 0 (pod demo-0-x) failed with exit code 1" in err
+
+
 def test_follow_goes_on_when_the_server_forgets_watches(api, cluster, program):
     process = follow(cluster, api, program, workers=1)
     api.say("demo-0-x", "one\n")
-    assert read_lines(process.stdout, 1) == ["[0] one"]
+    assert read_lines(process, 1) == ["[0] one"]
     api.drop_connections()
     api.drop_watches()
     api.say("demo-0-x", "two\n")
-    assert read_lines(process.stdout, 1) == ["[0] two"]
+    assert read_lines(process, 1) == ["[0] two"]
     api.end_pod("demo-0-x")
     api.end_job("demo")
     finish(process, 0)
@@ -341,27 +371,27 @@ def test_follow_goes_on_when_the_server_forgets_watches(api, cluster, program):
 
 def test_follow_tells_what_goes_wrong(api, cluster, program):
     process = follow(cluster, api, program, "--memory", "1Gi", workers=4)
-    assert "is sent" in read_lines(process.stderr, 1)[0]
+    assert "is sent" in read_lines(process, 1, "stderr")[0]
     api.pod_state("demo-0-x", "Pending", {"waiting": {"reason": "ImagePullBackOff",
                                                       "message": "not found"}})
-    assert read_lines(process.stderr, 1) == ["gradus: worker 0 (pod demo-0-x) waits for its image "
-                                             "img (ImagePullBackOff): not found"]
+    assert read_lines(process, 1, "stderr") == ["gradus: worker 0 (pod demo-0-x) waits for its "
+                                                "image img (ImagePullBackOff): not found"]
     api.pod_state("demo-1-x", "Pending", {"waiting": {}}, conditions=[
         {"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
          "message": "0/3 nodes are available"}])
-    assert read_lines(process.stderr, 1) == ["gradus: worker 1 (pod demo-1-x) finds no node "
-                                             "(FailedScheduling): 0/3 nodes are available"]
+    assert read_lines(process, 1, "stderr") == ["gradus: worker 1 (pod demo-1-x) finds no node "
+                                                "(FailedScheduling): 0/3 nodes are available"]
     api.put(PODS, {"metadata": {"name": "stranger"}})
     api.tell_event(PODS, "stranger", "FailedMount", "of somebody else")
     for _ in range(2):  # it comes again and again
         api.tell_event(PODS, "demo-3-x", "FailedMount", "no such volume")
-    assert read_lines(process.stderr, 1) == ["gradus: Pod demo-3-x: FailedMount: no such volume"]
+    assert read_lines(process, 1, "stderr") == ["gradus: Pod demo-3-x: FailedMount: no such volume"]
     api.tell_event(JOBS, "demo", "FailedCreate", "exceeded quota")
-    assert read_lines(process.stderr, 1) == ["gradus: Job demo: FailedCreate: exceeded quota"]
+    assert read_lines(process, 1, "stderr") == ["gradus: Job demo: FailedCreate: exceeded quota"]
     api.end_pod("demo-2-x", 137, "OOMKilled")
-    assert read_lines(process.stderr, 1) == ["gradus: worker 2 (pod demo-2-x) was killed "
-                                             "(OOMKilled): it needs more memory than its limit of "
-                                             "1Gi; --memory sets that"]
+    assert read_lines(process, 1, "stderr") == ["gradus: worker 2 (pod demo-2-x) was killed "
+                                                "(OOMKilled): it needs more memory than its limit "
+                                                "of 1Gi; --memory sets that"]
     for rank in (0, 1, 3):
         with api.changed:
             api.drop(PODS, "team", f"demo-{rank}-x")
@@ -372,7 +402,7 @@ def test_follow_tells_what_goes_wrong(api, cluster, program):
 def test_follow_ends_when_the_job_is_deleted(api, cluster, program):
     process = follow(cluster, api, program)
     api.say("demo-0-x", "one\n")
-    read_lines(process.stdout, 1)
+    read_lines(process, 1)
     sent(cluster("stop", "demo", "-n", "team"))
     _, err = finish(process, 1)
     assert "job demo was deleted before its end" in err
@@ -381,7 +411,7 @@ def test_follow_ends_when_the_job_is_deleted(api, cluster, program):
 def test_interrupt_detaches_and_the_job_goes_on(api, cluster, program):
     process = follow(cluster, api, program)
     api.say("demo-0-x", "one\n")
-    read_lines(process.stdout, 1)
+    read_lines(process, 1)
     process.send_signal(signal.SIGINT)
     _, err = finish(process, 75)
     assert "detached; job demo goes on: gradus logs -f demo -n team shows it again" in err
@@ -422,7 +452,7 @@ def test_logs_come_in_order_of_ranks(api, cluster, program):
         api.say(f"demo-{rank}-x", f"of {rank}\n")
     assert sent(cluster("logs", "demo", "-n", "team")) == "[0] of 0\n[1] of 1\n"
     process = cluster.start("logs", "-f", "job/demo", "-n", "team")
-    assert sorted(read_lines(process.stdout, 2)) == ["[0] of 0", "[1] of 1"]
+    assert sorted(read_lines(process, 2)) == ["[0] of 0", "[1] of 1"]
     api.end_pod("demo-0-x", 3, "Error")
     api.end_pod("demo-1-x")
     api.end_job("demo", "x")
@@ -513,7 +543,7 @@ def test_many_pods_are_followed_at_once(api, cluster, program):
     process = follow(cluster, api, program, workers=40)
     for rank in range(40):
         api.say(f"demo-{rank}-x", "here\n")
-    lines = read_lines(process.stdout, 40)
+    lines = read_lines(process, 40)
     assert sorted(lines) == sorted(f"[{rank}] here" for rank in range(40))
     for rank in range(40):
         api.end_pod(f"demo-{rank}-x")
