@@ -66,6 +66,11 @@ _FUNCTIONS = {
     "gr_start": (c_int, [c_void_p, POINTER(Call), c_int, POINTER(c_void_p)]),
     "gr_test": (c_int, [c_void_p]),
     "gr_wait_for": (c_int, [c_void_p, c_int64]),
+    "gr_op_create": (c_int, [c_void_p, POINTER(Call), POINTER(c_void_p)]),
+    "gr_op_start": (c_int, [c_void_p]),
+    "gr_op_destroy": (None, [c_void_p]),
+    "gr_comm_renew": (c_int, [POINTER(c_void_p), _DIAG]),
+    "gr_comm_change_wanted": (c_int, [c_void_p]),
 }
 
 
@@ -93,6 +98,9 @@ def _open() -> ctypes.CDLL:
 
 
 lib = _open()
+# For calls that wait for nobody: they keep the GIL, which costs less.
+quick = ctypes.PyDLL(lib._name)
+quick.gr_op_start.restype, quick.gr_op_start.argtypes = _FUNCTIONS["gr_op_start"]
 
 
 def text_of(diag) -> str:

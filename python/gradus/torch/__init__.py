@@ -5,7 +5,24 @@ for tensors on the CPU:
     import gradus.torch
     torch.distributed.init_process_group("gradus")
 
+It also has Horovod's interface, for programs that are written for that (docs/horovod.md):
+
+    import gradus.torch as hvd
+    hvd.init()
+
 docs/python.md is the guide."""
 from ._c10d import ProcessGroup, Work
+from ._compression import Compression
+from ._functions import (allgather_object, broadcast_object, broadcast_optimizer_state,
+                         broadcast_parameters)
+from ._ops import *  # noqa: F401,F403
+from ._ops import __all__ as _names_of_ops
+from ._optimizer import DistributedOptimizer
+from ._sync_batch_norm import SyncBatchNorm
+from ._world import *  # noqa: F401,F403
+from ._world import __all__ as _names_of_world
 
-__all__ = ["ProcessGroup", "Work"]
+__all__ = ["Compression", "DistributedOptimizer", "ProcessGroup",
+           "SyncBatchNorm", "Work", "allgather_object", "broadcast_object",
+           "broadcast_optimizer_state", "broadcast_parameters"]
+__all__ += _names_of_ops + _names_of_world

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks send each other at the beginning: parameters, the optimizer's state, objects."""
+import io
+import pickle
+from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
+
+import torch
+
+from ._ops import allgather, broadcast_, broadcast_async_, synchronize
+from ._world import ProcessSet, global_process_set, rank
+
+try:
+    import cloudpickle as _pickler
+except ImportError:
+    _pickler = pickle
+
+
+def broadcast_parameters(params: Union[Dict[str, Any], Iterable[Tuple[str, Any]]],
+                         root_rank: int = 0,
+                         process_set: ProcessSet = global_process_set) -> None:
+    """All ranks end with root's values: of model.state_dict(), or of model.named_parameters()."""
+    if not isinstance(params, dict):
+        params = list(params)
+        if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in params):
+            raise ValueError("params is neither a dictionary nor a sequence of (name, tensor)")
+        params = dict(params)
+    handles = [broadcast_async_(value, root_rank, name, process_set)
+               for name, value in params.items() if isinstance(value, torch.Tensor)]
+    for handle in handles:
+        synchronize(handle)
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0,
+                              model: Optional[torch.nn.Module] = None,
+                              process_set: ProcessSet = global_process_set) -> None:
+    """All ranks end with root's state of the optimizer, and with its settings. `model` is not
+    needed."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("the state of LBFGS cannot be broadcast: it is not of tensors alone")
+    state, tensors = optimizer.state_dict(), []
+    if rank() == root_rank:
+        state, tensors = _taken_apart(state)
+        sent = (state, [(tensor.dtype, tensor.shape) for tensor in tensors])
+    else:
+        sent = None
+    state, kinds = broadcast_object(sent, root_rank, "optimizer_state", process_set)
+    if rank() != root_rank:
+        tensors = [torch.empty(shape, dtype=dtype) for dtype, shape in kinds]
+    handles = [broadcast_async_(tensor, root_rank, f"optimizer_state.{index}", process_set)
+               for index, tensor in enumerate(tensors)]
+    for handle in handles:
+        synchronize(handle)
+    if rank() != root_rank:
+        optimizer.load_state_dict(_put_together(state, tensors))
+    for group in optimizer.param_groups:  # as Horovod leaves them
+        for parameter in group["params"]:
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+
+class _Tensor:
+    """Stands for a tensor, by its number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def _taken_apart(state: Any) -> Tuple[Any, List[torch.Tensor]]:
+    """The state without its tensors, and these."""
+    tensors: List[torch.Tensor] = []
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            tensors.append(value.detach())
+            return _Tensor(len(tensors) - 1)
+        if isinstance(value, dict):
+            return {key: walk(one) for key, one in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)([walk(one) for one in value])
+        return value
+    return walk(state), tensors
+
+
+def _put_together(state: Any, tensors: List[torch.Tensor]) -> Any:
+    if isinstance(state, _Tensor):
+        return tensors[state.number]
+    if isinstance(state, dict):
+        return {key: _put_together(one, tensors) for key, one in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)([_put_together(one, tensors) for one in state])
+    return state
+
+
+def _bytes_of(obj: Any) -> torch.Tensor:
+    data = io.BytesIO()
+    _pickler.dump(obj, data)
+    return torch.frombuffer(bytearray(data.getvalue()), dtype=torch.uint8)
+
+
+def _object_of(data: torch.Tensor) -> Any:
+    return pickle.loads(bytes(data.numpy()) if data.numel() else b"")
+
+
+def broadcast_object(obj: Any = None, root_rank: int = 0, name: Optional[str] = None,
+                     process_set: ProcessSet = global_process_set) -> Any:
+    """Returns root's object, which travels as a pickle: ranks trust each other."""
+    name = name or "object"
+    mine = rank() == root_rank
+    data = _bytes_of(obj) if mine else None
+    size = broadcast_(torch.tensor([data.numel() if mine else 0]), root_rank, f"{name}.size",
+                      process_set)
+    if not mine:
+        data = torch.empty(int(size[0]), dtype=torch.uint8)
+    broadcast_(data, root_rank, f"{name}.data", process_set)
+    return obj if mine else _object_of(data)
+
+
+def allgather_object(obj: Any, name: Optional[str] = None,
+                     process_set: ProcessSet = global_process_set) -> List[Any]:
+    """Returns the objects of all ranks, in their order; they travel as pickles."""
+    name = name or "objects"
+    data = _bytes_of(obj)
+    sizes = allgather(torch.tensor([data.numel()]), f"{name}.sizes", process_set).tolist()
+    every = allgather(data, f"{name}.data", process_set)
+    return [_object_of(part) for part in torch.split(every, sizes)]

@@ -1,0 +1,638 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Horovod's collectives of tensors. Each has a form that returns a handle at once (_async) and one
+that waits; a `_` at the end means in place. Ranks may submit names in any order."""
+import itertools
+import threading
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+
+import torch
+
+from ._compression import Compression
+from ._engine import Request, Signature
+from ._world import ProcessSet, global_process_set, world
+
+Handle = int
+
+
+class ReduceOp:
+    """How contributions become one."""
+
+    def __init__(self, name: str, op: str) -> None:
+        self.name = name
+        self.op = op
+
+    def __repr__(self) -> str:
+        return f"horovod.{self.name}"
+
+    def __reduce__(self):
+        return self.name
+
+
+Average = ReduceOp("Average", "average")
+Sum = ReduceOp("Sum", "sum")
+Adasum = ReduceOp("Adasum", "adasum")
+Min = ReduceOp("Min", "min")
+Max = ReduceOp("Max", "max")
+Product = ReduceOp("Product", "product")
+
+_UNNAMED = 16  # so many tensors without a name are under way at a time; more wait
+_handles: Dict[Handle, Tuple[Any, Request]] = {}
+_next_handle = itertools.count()
+_lock = threading.Lock()
+
+
+def _op_of(op: Optional[ReduceOp], average: Optional[bool]) -> ReduceOp:
+    if op is not None and average is not None:
+        raise ValueError("op and average are given; give op alone")
+    if op is not None:
+        if not isinstance(op, ReduceOp):
+            raise ValueError(f"op is {op!r}; it is Average, Sum, Adasum, Min, Max or Product")
+        return op
+    return Sum if average is False else Average
+
+
+def _name_of(kind: str, name: Optional[str], process_set: ProcessSet) -> str:
+    """Tensors without a name meet in the order in which they are submitted."""
+    if name is not None:
+        return f"{kind}.{name}"
+    engine = world.engine(process_set)
+    with _lock:
+        count = engine.__dict__.setdefault("unnamed", {}).setdefault(kind, itertools.count())
+        return f"{kind}.noname.{next(count) % _UNNAMED}"
+
+
+def _dense(tensor: torch.Tensor, kind: str) -> torch.Tensor:
+    """Its elements, one behind the other; the tensor's own memory where they stand so."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"{kind} of a {type(tensor).__name__}; pass a tensor")
+    if tensor.layout != torch.strided:
+        raise ValueError(f"{kind} of a tensor with the layout {tensor.layout}; only dense ones are "
+                         "supported: use tensor.to_dense(), or sparse_allreduce_async")
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{kind} of a tensor on {tensor.device}; only memory of the host is "
+                         "supported: use tensor.cpu()")
+    tensor = tensor.detach() if tensor.requires_grad else tensor
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def _parts(tensors: Sequence[torch.Tensor]) -> Tuple:
+    return tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors)
+
+
+def _submit(request: Request, process_set: ProcessSet, wake: bool) -> Any:
+    """Returns a handle; without `wake` the result, for which it waits."""
+    engine = world.engine(process_set)
+    engine.submit(request, wake)
+    if not wake:
+        return engine.wait(request)
+    handle = next(_next_handle)
+    _handles[handle] = (engine, request)
+    return handle
+
+
+def poll(handle: Handle) -> bool:
+    """Whether it is over, so that synchronize does not wait."""
+    return _entry(handle)[1].over
+
+
+def synchronize(handle: Handle) -> Any:
+    """Waits, and returns what the form without _async returns. Once for each handle."""
+    engine, request = _entry(handle)
+    try:
+        return engine.wait(request)
+    finally:
+        if request.over:
+            _handles.pop(handle, None)
+
+
+def _entry(handle: Handle) -> Tuple[Any, Request]:
+    if callable(handle):
+        raise ValueError("the handle of sparse_allreduce_async is called, not synchronized")
+    if handle not in _handles:
+        raise ValueError(f"{handle!r} is no handle of an operation, or it was synchronized already")
+    return _handles[handle]
+
+
+
+def _wants_gradient(tensors: Sequence[torch.Tensor]) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+# ---- allreduce -----------------------------------------------------------------------------------
+
+def _reduce(tensors: Sequence[torch.Tensor], targets: Optional[Sequence[torch.Tensor]], name: str,
+            op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet,
+            single: bool, wake: bool) -> Any:
+    """Allreduces into `targets`, or into new tensors."""
+    unnamed = name.startswith("allreduce.noname.") or name.startswith("grouped_allreduce.noname.")
+    dense = [_dense(tensor, "allreduce") for tensor in tensors]
+    if targets is None:
+        outputs = results = [torch.empty_like(tensor) for tensor in dense]
+        put_back: List[Tuple[torch.Tensor, torch.Tensor]] = []
+    else:
+        results, outputs = list(targets), dense  # in place, or in a copy of what has gaps
+        put_back = [(target, one) for target, one in zip(results, dense)
+                    if target.data_ptr() != one.data_ptr()]
+    # The library takes 0 for "not scaled".
+    zero = prescale == 0 or postscale == 0
+    if zero:
+        prescale = postscale = 1.0
+    result = results[0] if single else results
+    if zero or put_back:
+        value = result
+
+        def result():
+            for output in outputs if zero else ():
+                output.zero_()
+            for target, one in put_back:
+                target.detach().copy_(one)
+            return value
+    request = Request(name, Signature("allreduce", op.op, -1, prescale, postscale, _parts(dense)),
+                      dense, outputs, result, unnamed)
+    return _submit(request, process_set, wake)
+
+
+def _reduce_gradient(op: ReduceOp, what: str) -> ReduceOp:
+    if op in (Min, Max, Product, Adasum):
+        raise NotImplementedError(f"{what} with {op!r} has no gradient here; those of Average and "
+                                  "Sum have")
+    return op
+
+
+class _Allreduce(torch.autograd.Function):
+    """The gradient of a sum over ranks is that sum of the gradients."""
+
+    @staticmethod
+    def forward(ctx, name, op, prescale, postscale, process_set, single, *tensors):
+        ctx.words = (op, prescale, postscale, process_set, single)
+        kind = "allreduce" if single else "grouped_allreduce"
+        found = _reduce(tensors, None, _name_of(kind, name, process_set), op, prescale, postscale,
+                        process_set, False, False)
+        return tuple(found)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        op, prescale, postscale, process_set, single = ctx.words
+        kind = "allreduce" if single else "grouped_allreduce"
+        _reduce_gradient(op, kind)
+        found = _reduce(gradients, None, _name_of(kind, None, process_set), op, prescale,
+                        postscale, process_set, False, False)
+        return (None,) * 6 + tuple(found)
+
+
+def allreduce(tensor: torch.Tensor, average: Optional[bool] = None, name: Optional[str] = None,
+              compression: Any = Compression.none, op: Optional[ReduceOp] = None,
+              prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+              process_set: ProcessSet = global_process_set) -> torch.Tensor:
+    """Returns the reduction over all ranks of the process set, of the tensor's shape. It is
+    differentiable. op: Average (as without one), Sum, Adasum, Min, Max, Product. The factors
+    multiply contributions, and the result."""
+    op = _op_of(op, average)
+    travels, context = compression.compress(tensor)
+    if _wants_gradient([travels]):
+        found, = _Allreduce.apply(name, op, prescale_factor, postscale_factor, process_set, True,
+                                  travels)
+    else:
+        found = _reduce([travels], None, _name_of("allreduce", name, process_set), op,
+                        prescale_factor, postscale_factor, process_set, True, False)
+    return compression.decompress(found, context)
+
+
+def allreduce_async(tensor: torch.Tensor, average: Optional[bool] = None,
+                    name: Optional[str] = None, op: Optional[ReduceOp] = None,
+                    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+                    process_set: ProcessSet = global_process_set) -> Handle:
+    """allreduce that returns a handle. The tensor is not changed until synchronize()."""
+    return _reduce([tensor], None, _name_of("allreduce", name, process_set), _op_of(op, average),
+                   prescale_factor, postscale_factor, process_set, True, True)
+
+
+def allreduce_(tensor: torch.Tensor, average: Optional[bool] = None, name: Optional[str] = None,
+               op: Optional[ReduceOp] = None, prescale_factor: float = 1.0,
+               postscale_factor: float = 1.0,
+               process_set: ProcessSet = global_process_set) -> torch.Tensor:
+    """allreduce into the tensor itself."""
+    return _reduce([tensor], [tensor], _name_of("allreduce", name, process_set),
+                   _op_of(op, average), prescale_factor, postscale_factor, process_set, True, False)
+
+
+def allreduce_async_(tensor: torch.Tensor, average: Optional[bool] = None,
+                     name: Optional[str] = None, op: Optional[ReduceOp] = None,
+                     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+                     process_set: ProcessSet = global_process_set) -> Handle:
+    """allreduce_ that returns a handle."""
+    return _reduce([tensor], [tensor], _name_of("allreduce", name, process_set),
+                   _op_of(op, average), prescale_factor, postscale_factor, process_set, True, True)
+
+
+def _group(tensors: Sequence[torch.Tensor], kind: str) -> List[torch.Tensor]:
+    tensors = list(tensors)
+    if not tensors:
+        raise ValueError(f"{kind} of no tensors; give one or more")
+    if len({tensor.dtype for tensor in tensors}) > 1:
+        raise ValueError(f"{kind} of tensors of several types; they are of one")
+    return tensors
+
+
+def grouped_allreduce(tensors: Sequence[torch.Tensor], average: Optional[bool] = None,
+                      name: Optional[str] = None, compression: Any = Compression.none,
+                      op: Optional[ReduceOp] = None, prescale_factor: float = 1.0,
+                      postscale_factor: float = 1.0,
+                      process_set: ProcessSet = global_process_set) -> List[torch.Tensor]:
+    """allreduce of several tensors, which are reduced when every rank has submitted them all."""
+    op = _op_of(op, average)
+    pairs = [compression.compress(tensor) for tensor in _group(tensors, "grouped_allreduce")]
+    travels = [pair[0] for pair in pairs]
+    if _wants_gradient(travels):
+        found = _Allreduce.apply(name, op, prescale_factor, postscale_factor, process_set, False,
+                                 *travels)
+    else:
+        found = _reduce(travels, None, _name_of("grouped_allreduce", name, process_set), op,
+                        prescale_factor, postscale_factor, process_set, False, False)
+    return [compression.decompress(one, pair[1]) for one, pair in zip(found, pairs)]
+
+
+def grouped_allreduce_async(tensors: Sequence[torch.Tensor], average: Optional[bool] = None,
+                            name: Optional[str] = None, op: Optional[ReduceOp] = None,
+                            prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+                            process_set: ProcessSet = global_process_set) -> Handle:
+    """grouped_allreduce that returns a handle."""
+    return _reduce(_group(tensors, "grouped_allreduce"), None,
+                   _name_of("grouped_allreduce", name, process_set), _op_of(op, average),
+                   prescale_factor, postscale_factor, process_set, False, True)
+
+
+def grouped_allreduce_(tensors: Sequence[torch.Tensor], average: Optional[bool] = None,
+                       name: Optional[str] = None, op: Optional[ReduceOp] = None,
+                       prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+                       process_set: ProcessSet = global_process_set) -> List[torch.Tensor]:
+    """grouped_allreduce into the tensors themselves."""
+    return synchronize(grouped_allreduce_async_(tensors, average, name, op, prescale_factor,
+                                                postscale_factor, process_set))
+
+
+def grouped_allreduce_async_(tensors: Sequence[torch.Tensor], average: Optional[bool] = None,
+                             name: Optional[str] = None, op: Optional[ReduceOp] = None,
+                             prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+                             process_set: ProcessSet = global_process_set) -> Handle:
+    """grouped_allreduce_ that returns a handle."""
+    tensors = _group(tensors, "grouped_allreduce")
+    return _reduce(tensors, tensors, _name_of("grouped_allreduce", name, process_set),
+                   _op_of(op, average), prescale_factor, postscale_factor, process_set, False, True)
+
+
+def sparse_allreduce_async(tensor: torch.Tensor, name: Optional[str] = None,
+                           op: Optional[ReduceOp] = None,
+                           process_set: ProcessSet = global_process_set) -> Callable[[], Any]:
+    """The sum or average of sparse tensors, by allgathers of indices and values. Returns a function
+    that waits for it, and returns a sparse tensor."""
+    op = _op_of(op, None)
+    if op not in (Average, Sum):
+        raise ValueError(f"sparse_allreduce_async with {op!r}; it is Average or Sum")
+    tensor = tensor.detach().coalesce()
+    names = [None if name is None else f"{name}.{part}" for part in ("indices", "values")]
+    indices = allgather_async(tensor.indices().t().contiguous(), names[0], process_set)
+    values = allgather_async(tensor.values(), names[1], process_set)
+    members = len(process_set.ranks)
+
+    def wait() -> torch.Tensor:
+        every, total = synchronize(indices).t(), synchronize(values)
+        if op is Average:
+            total = total / members
+        return torch.sparse_coo_tensor(every, total, tensor.shape)
+    return wait
+
+
+# ---- allgather -----------------------------------------------------------------------------------
+
+def _gather(tensors: Sequence[torch.Tensor], name: Optional[str], process_set: ProcessSet,
+            single: bool, wake: bool) -> Any:
+    kind = "allgather" if single else "grouped_allgather"
+    dense = [_dense(tensor, kind) for tensor in tensors]
+    for tensor in dense:
+        if tensor.dim() == 0:
+            raise ValueError(f"{kind} of a tensor without a dimension; use tensor.reshape(1)")
+    outputs: List[torch.Tensor] = []
+    request = Request(_name_of(kind, name, process_set),
+                      Signature("allgather", parts=_parts(dense)), dense, outputs,
+                      lambda: outputs[0] if single else outputs, name is None)
+    return _submit(request, process_set, wake)
+
+
+class _Allgather(torch.autograd.Function):
+    """The gradient of a rank's part is that of the ranks' averages."""
+
+    @staticmethod
+    def forward(ctx, name, process_set, single, *tensors):
+        ctx.rows = [tensor.shape[0] if tensor.dim() else 0 for tensor in tensors]
+        ctx.words = process_set, single
+        found = _gather(tensors, name, process_set, single, False)
+        return (found,) if single else tuple(found)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        process_set, single = ctx.words
+        kind = "allreduce" if single else "grouped_allreduce"
+        total = _reduce(gradients, None, _name_of(kind, None, process_set), Average, 1.0, 1.0,
+                        process_set, False, False)
+        rows = allgather(torch.tensor([ctx.rows]), process_set=process_set)
+        me = _index(process_set)
+        parts = []
+        for index, gradient in enumerate(total):
+            first = int(rows[:me, index].sum())
+            parts.append(gradient[first:first + ctx.rows[index]])
+        return (None, None, None, *parts)
+
+
+def _index(process_set: ProcessSet) -> int:
+    return world.engine(process_set).rank
+
+
+def allgather(tensor: torch.Tensor, name: Optional[str] = None,
+              process_set: ProcessSet = global_process_set) -> torch.Tensor:
+    """Returns the tensors of all ranks, one behind the other along the first dimension, which may
+    differ by rank. It is differentiable."""
+    if _wants_gradient([tensor]):
+        return _Allgather.apply(name, process_set, True, tensor)[0]
+    return _gather([tensor], name, process_set, True, False)
+
+
+def allgather_async(tensor: torch.Tensor, name: Optional[str] = None,
+                    process_set: ProcessSet = global_process_set) -> Handle:
+    """allgather that returns a handle."""
+    return _gather([tensor], name, process_set, True, True)
+
+
+def grouped_allgather(tensors: Sequence[torch.Tensor], name: Optional[str] = None,
+                      process_set: ProcessSet = global_process_set) -> List[torch.Tensor]:
+    """allgather of several tensors, when every rank has submitted them all."""
+    tensors = _group(tensors, "grouped_allgather")
+    if _wants_gradient(tensors):
+        return list(_Allgather.apply(name, process_set, False, *tensors))
+    return _gather(tensors, name, process_set, False, False)
+
+
+def grouped_allgather_async(tensors: Sequence[torch.Tensor], name: Optional[str] = None,
+                            process_set: ProcessSet = global_process_set) -> Handle:
+    """grouped_allgather that returns a handle."""
+    return _gather(_group(tensors, "grouped_allgather"), name, process_set, False, True)
+
+
+# ---- broadcast -----------------------------------------------------------------------------------
+
+def _send(tensor: torch.Tensor, root_rank: int, name: Optional[str], process_set: ProcessSet,
+          in_place: bool, wake: bool) -> Any:
+    engine = world.engine(process_set)
+    if root_rank not in process_set.ranks:
+        raise ValueError(f"broadcast from rank {root_rank}, which is none of the ranks "
+                         f"{process_set.ranks}")
+    root = process_set.ranks.index(root_rank)
+    dense = _dense(tensor, "broadcast")
+    if in_place:
+        output, result = dense, tensor
+        if dense.data_ptr() != tensor.data_ptr():
+            def result():
+                tensor.detach().copy_(dense)
+                return tensor
+    else:
+        output = result = dense.clone() if engine.rank == root else torch.empty_like(dense)
+    request = Request(_name_of("broadcast", name, process_set),
+                      Signature("broadcast", root=root, parts=_parts([dense])), [dense], [output],
+                      result, name is None)
+    return _submit(request, process_set, wake)
+
+
+class _Broadcast(torch.autograd.Function):
+    """The gradient is the ranks' average at the root, nothing elsewhere."""
+
+    @staticmethod
+    def forward(ctx, tensor, root_rank, name, process_set):
+        ctx.words = root_rank, process_set
+        return _send(tensor, root_rank, name, process_set, False, False)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        root_rank, process_set = ctx.words
+        total, = _reduce([gradient], None, _name_of("allreduce", None, process_set), Average, 1.0,
+                         1.0, process_set, False, False)
+        if world.comm().rank != root_rank:
+            total = total * 0
+        return total, None, None, None
+
+
+def broadcast(tensor: torch.Tensor, root_rank: int, name: Optional[str] = None,
+              process_set: ProcessSet = global_process_set) -> torch.Tensor:
+    """Returns root's tensor; root_rank is a number in the job, also with a process set. It is
+    differentiable."""
+    if _wants_gradient([tensor]):
+        return _Broadcast.apply(tensor, root_rank, name, process_set)
+    return _send(tensor, root_rank, name, process_set, False, False)
+
+
+def broadcast_async(tensor: torch.Tensor, root_rank: int, name: Optional[str] = None,
+                    process_set: ProcessSet = global_process_set) -> Handle:
+    """broadcast that returns a handle."""
+    return _send(tensor, root_rank, name, process_set, False, True)
+
+
+def broadcast_(tensor: torch.Tensor, root_rank: int, name: Optional[str] = None,
+               process_set: ProcessSet = global_process_set) -> torch.Tensor:
+    """broadcast into the tensor itself."""
+    return _send(tensor, root_rank, name, process_set, True, False)
+
+
+def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: Optional[str] = None,
+                     process_set: ProcessSet = global_process_set) -> Handle:
+    """broadcast_ that returns a handle."""
+    return _send(tensor, root_rank, name, process_set, True, True)
+
+
+# ---- alltoall ------------------------------------------------------------------------------------
+
+Splits = Union[None, torch.Tensor, Sequence[int]]
+
+
+def _exchange(tensor: torch.Tensor, splits: Splits, name: Optional[str], process_set: ProcessSet,
+              wake: bool) -> Any:
+    members = world.engine(process_set).size
+    dense = _dense(tensor, "alltoall")
+    rows = dense.shape[0] if dense.dim() else -1
+    if rows < 0:
+        raise ValueError("alltoall of a tensor without a dimension; use tensor.reshape(1)")
+    if splits is None:
+        if rows % members:
+            raise ValueError(f"alltoall of {rows} rows among {members} ranks without splits; say "
+                             "how many go to each")
+        parts = [rows // members] * members
+    else:
+        parts = _split_list(splits, members, rows)
+    outputs: List[torch.Tensor] = []
+    request = Request(_name_of("alltoall", name, process_set),
+                      Signature("alltoall", parts=_parts([dense]), splits=tuple(parts)), [dense],
+                      outputs, lambda: outputs[0] if splits is None else tuple(outputs),
+                      name is None)
+    return _submit(request, process_set, wake)
+
+
+def _split_list(splits: Any, members: int, rows: int) -> List[int]:
+    if isinstance(splits, torch.Tensor):
+        if splits.is_floating_point() or splits.is_complex():
+            raise ValueError(f"splits are of {splits.dtype}; they are whole numbers")
+        splits = splits.tolist()
+    parts = [int(part) for part in splits]
+    if len(parts) != members or min(parts) < 0 or sum(parts) != rows:
+        raise ValueError(f"splits {parts} of {rows} rows; there is one for each of {members} ranks,"
+                         f" none is negative, and together they are {rows}")
+    return parts
+
+
+class _Alltoall(torch.autograd.Function):
+    """Gradients go back to where the rows came from."""
+
+    @staticmethod
+    def forward(ctx, tensor, splits, name, process_set):
+        if splits is None:
+            members = world.engine(process_set).size
+            rows = tensor.shape[0] if tensor.dim() else 1
+            equal = None if rows % members else [rows // members] * members
+        found = _exchange(tensor, equal if splits is None else splits, name, process_set, False)
+        out, received = found if isinstance(found, tuple) else (found, None)
+        ctx.words = received, process_set
+        ctx.mark_non_differentiable(received)
+        return out, received
+
+    @staticmethod
+    def backward(ctx, gradient, _):
+        received, process_set = ctx.words
+        found, _ = _exchange(gradient, received, None, process_set, False)
+        return found, None, None, None
+
+
+def alltoall(tensor: torch.Tensor, splits: Splits = None, name: Optional[str] = None,
+             process_set: ProcessSet = global_process_set) -> Any:
+    """Sends rows to each rank: equally many, or as `splits` says. Returns the rows that came from
+    all ranks, in their order; with splits also how many came from each. It is differentiable."""
+    if _wants_gradient([tensor]):
+        out, received = _Alltoall.apply(tensor, splits, name, process_set)
+        return out if splits is None else (out, received)
+    return _exchange(tensor, splits, name, process_set, False)
+
+
+def alltoall_async(tensor: torch.Tensor, splits: Splits = None, name: Optional[str] = None,
+                   process_set: ProcessSet = global_process_set) -> Handle:
+    """alltoall that returns a handle."""
+    return _exchange(tensor, splits, name, process_set, True)
+
+
+# ---- reducescatter -------------------------------------------------------------------------------
+
+def _scatter(tensors: Sequence[torch.Tensor], name: Optional[str], op: Optional[ReduceOp],
+             prescale: float, postscale: float, process_set: ProcessSet, single: bool,
+             wake: bool) -> Any:
+    kind = "reducescatter" if single else "grouped_reducescatter"
+    op = _op_of(op, None)
+    if op is Adasum:
+        raise NotImplementedError(f"{kind} with Adasum is not supported")
+    dense = [_dense(tensor, kind) for tensor in tensors]
+    for tensor in dense:
+        if tensor.dim() == 0:
+            raise ValueError(f"{kind} of a tensor without a dimension; use tensor.reshape(1)")
+    outputs: List[torch.Tensor] = []
+    zero = prescale == 0 or postscale == 0
+
+    def result():
+        for output in outputs if zero else ():
+            output.zero_()
+        return outputs[0] if single else outputs
+    request = Request(_name_of(kind, name, process_set),
+                      Signature("reducescatter", op.op, -1, prescale or 1.0, postscale or 1.0,
+                                _parts(dense)), dense, outputs, result, name is None)
+    return _submit(request, process_set, wake)
+
+
+class _Reducescatter(torch.autograd.Function):
+    """The gradients of the parts are gathered."""
+
+    @staticmethod
+    def forward(ctx, name, op, prescale, postscale, process_set, single, *tensors):
+        ctx.words = op, prescale, postscale, process_set, single
+        found = _scatter(tensors, name, op, prescale, postscale, process_set, single, False)
+        return (found,) if single else tuple(found)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        op, prescale, postscale, process_set, single = ctx.words
+        _reduce_gradient(op, "reducescatter")
+        factor = prescale * postscale
+        if op is Sum:
+            factor *= world.engine(process_set).size
+        scaled = [gradient * factor for gradient in gradients]
+        found = _gather(scaled, None, process_set, single, False)
+        return (None,) * 6 + ((found,) if single else tuple(found))
+
+
+def reducescatter(tensor: torch.Tensor, name: Optional[str] = None,
+                  compression: Any = Compression.none, op: Optional[ReduceOp] = Average,
+                  process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
+                  postscale_factor: float = 1.0) -> torch.Tensor:
+    """Returns this rank's rows of the reduction over all ranks; the first ranks have one more where
+    the rows do not divide. It is differentiable; the gradient of Sum is multiplied by the number of
+    ranks, as Horovod's is."""
+    travels, context = compression.compress(tensor)
+    words = name, _op_of(op, None), prescale_factor, postscale_factor, process_set, True
+    found = _Reducescatter.apply(*words, travels)[0] if _wants_gradient([travels]) else \
+        _scatter([travels], *words, False)
+    return compression.decompress(found, context)
+
+
+def reducescatter_async(tensor: torch.Tensor, name: Optional[str] = None,
+                        op: Optional[ReduceOp] = Average,
+                        process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
+                        postscale_factor: float = 1.0) -> Handle:
+    """reducescatter that returns a handle."""
+    return _scatter([tensor], name, op, prescale_factor, postscale_factor, process_set, True, True)
+
+
+def grouped_reducescatter(tensors: Sequence[torch.Tensor], name: Optional[str] = None,
+                          compression: Any = Compression.none, op: Optional[ReduceOp] = Average,
+                          process_set: ProcessSet = global_process_set,
+                          prescale_factor: float = 1.0,
+                          postscale_factor: float = 1.0) -> List[torch.Tensor]:
+    """reducescatter of several tensors, when every rank has submitted them all."""
+    pairs = [compression.compress(tensor) for tensor in _group(tensors, "grouped_reducescatter")]
+    travels = [pair[0] for pair in pairs]
+    words = name, _op_of(op, None), prescale_factor, postscale_factor, process_set, False
+    found = _Reducescatter.apply(*words, *travels) if _wants_gradient(travels) else \
+        _scatter(travels, *words, False)
+    return [compression.decompress(one, pair[1]) for one, pair in zip(found, pairs)]
+
+
+def grouped_reducescatter_async(tensors: Sequence[torch.Tensor], name: Optional[str] = None,
+                                op: Optional[ReduceOp] = Average,
+                                process_set: ProcessSet = global_process_set,
+                                prescale_factor: float = 1.0,
+                                postscale_factor: float = 1.0) -> Handle:
+    """grouped_reducescatter that returns a handle."""
+    return _scatter(_group(tensors, "grouped_reducescatter"), name, op, prescale_factor,
+                    postscale_factor, process_set, False, True)
+
+
+# ---- Without tensors -----------------------------------------------------------------------------
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Returns when every rank of the process set has called it."""
+    request = Request(_name_of("barrier", None, process_set), Signature("barrier"), [], [], None,
+                      True)
+    _submit(request, process_set, False)
+
+
+def join(device: int = -1) -> int:
+    """This rank has no more data: it gives zeros to the allreduces of the others until all have
+    called it. Returns the rank that was last. `device` is ignored."""
+    return _submit(Request("join", Signature("join"), [], [], None), global_process_set, False)
+
+
+__all__ = ["Adasum", "Average", "Max", "Min", "Product", "ReduceOp", "Sum"]
+__all__ += [name for name, value in list(globals().items())
+            if callable(value) and getattr(value, "__module__", "") == __name__
+            and not name.startswith("_") and not isinstance(value, type)]

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DistributedOptimizer: gradients are averaged over the ranks while backward goes on."""
+import contextlib
+import warnings
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+
+import torch
+
+from ._compression import Compression
+from ._functions import broadcast_object
+from ._ops import (Adasum, Average, ReduceOp, allreduce_async, allreduce_async_,
+                   grouped_allreduce_async_, sparse_allreduce_async, synchronize)
+from ._world import ProcessSet, global_process_set
+
+Groups = Union[None, int, Sequence[Sequence[torch.Tensor]]]
+
+
+class _Wrapper:
+    """What both forms share: names, and the optimizer whose attributes they have."""
+
+    def _names_of(self, named_parameters: Optional[Iterable[Tuple[str, Any]]]) -> None:
+        parameters = [one for group in self.param_groups for one in group["params"]]
+        if named_parameters is None:
+            named = [(f"noname.{i}.{j}", one) for i, group in enumerate(self.param_groups)
+                     for j, one in enumerate(group["params"])]
+        else:
+            named = list(named_parameters)
+            if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in named):
+                raise ValueError("named_parameters is no sequence of (name, parameter); pass "
+                                 "model.named_parameters()")
+        names = [name for name, _ in named]
+        twice = sorted({name for name in names if names.count(name) > 1}) \
+            if len(set(names)) < len(names) else []
+        if twice:
+            raise ValueError(f"parameters have the same names: {', '.join(twice)}; with several "
+                             "models put something in front of each name")
+        known = {id(parameter) for _, parameter in named}
+        without = sum(id(one) not in known for one in parameters)
+        if without:
+            raise ValueError(f"{without} of the optimizer's {len(parameters)} parameters have no "
+                             "name in named_parameters; name all, or pass none")
+        self._parameter_names: Dict[torch.Tensor, str] = {one: name for name, one in named}
+
+
+class _Distributed(_Wrapper):
+    """In front of the class of the optimizer, whose attributes it shares: its own begin with
+    _hvd_."""
+
+    def _hvd_begin(self, named_parameters: Any, compression: Any, backward_passes_per_step: int,
+                   op: ReduceOp, predivide: float, groups: Groups, sparse_as_dense: bool,
+                   process_set: ProcessSet) -> None:
+        self._names_of(named_parameters)
+        self._hvd_compression = compression
+        self._hvd_op = op
+        self._hvd_predivide = predivide
+        self._hvd_sparse_as_dense = sparse_as_dense
+        self._hvd_set = process_set
+        self.backward_passes_per_step = backward_passes_per_step
+        self._hvd_handles: Dict[torch.Tensor, Tuple[Any, Any]] = {}
+        self._hvd_synchronized = False
+        self._hvd_should_synchronize = True
+        self._hvd_hooks: List[Any] = []  # they must live
+        self._hvd_parameters = [one for group in self.param_groups for one in group["params"]
+                                if one.requires_grad]
+        self._hvd_left = {one: backward_passes_per_step for one in self._hvd_parameters}
+        self._hvd_groups: Dict[torch.Tensor, Tuple[str, List[torch.Tensor]]] = {}
+        self._hvd_come: Dict[str, set] = {}
+        self._hvd_sparse_dims: Dict[torch.Tensor, int] = {}
+        if process_set.included():
+            self._hvd_make_groups(groups)
+            for parameter in self._hvd_parameters:
+                self._hvd_hook(parameter)
+
+    def _hvd_make_groups(self, groups: Groups) -> None:
+        """A group is reduced when all of its gradients are there."""
+        if not groups:
+            return
+        if isinstance(groups, int):
+            if groups < 0:
+                raise ValueError(f"groups is {groups}; it is a number of groups, or a list of "
+                                 "lists of parameters")
+            by_name = {self._parameter_names[one]: one for one in self._hvd_parameters}
+            # Rank 0's order counts: the sets of names may be ordered differently elsewhere.
+            order = broadcast_object(list(by_name), self._hvd_set.ranks[0], name="hvd.groups",
+                                     process_set=self._hvd_set)
+            size, more = divmod(len(order), groups)
+            lists, at = [], 0
+            for index in range(groups):
+                end = at + size + (index < more)
+                lists.append([by_name[name] for name in order[at:end]])
+                at = end
+        else:
+            lists = [list(one) for one in groups]
+        for members in lists:
+            members = [one for one in members if one in self._hvd_left]
+            for kind in {one.dtype for one in members}:
+                alike = [one for one in members if one.dtype == kind]
+                name = f"group.{self._parameter_names[alike[0]]}"
+                for one in alike:
+                    if one in self._hvd_groups:
+                        raise ValueError(f"parameter {self._parameter_names[one]} is in two groups")
+                    self._hvd_groups[one] = (name, alike)
+
+    def _hvd_hook(self, parameter: torch.Tensor) -> None:
+        def hook(*_: Any) -> None:
+            self._hvd_ready(parameter)
+        if hasattr(parameter, "register_post_accumulate_grad_hook"):  # torch 2.1
+            self._hvd_hooks.append(parameter.register_post_accumulate_grad_hook(hook))
+            return
+        with torch.enable_grad():
+            accumulator = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+        accumulator.register_hook(hook)
+        self._hvd_hooks.append(accumulator)
+
+    def _hvd_ready(self, parameter: torch.Tensor) -> None:
+        """Its gradient has come, once more."""
+        if self._hvd_left[parameter] <= 0:
+            raise AssertionError(
+                f"the gradient of {self._parameter_names[parameter]} was computed more than "
+                f"{self.backward_passes_per_step} times (backward_passes_per_step) without step() "
+                "or synchronize(); raise that number, or call one of them")
+        self._hvd_left[parameter] -= 1
+        if self._hvd_left[parameter] == 0:
+            self._hvd_submit(parameter)
+
+    def _hvd_submit(self, parameter: torch.Tensor) -> None:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        if parameter.grad.is_sparse and self._hvd_sparse_as_dense:
+            self._hvd_sparse_dims[parameter] = parameter.grad.sparse_dim()
+            parameter.grad = parameter.grad.to_dense()
+        name = self._parameter_names[parameter]
+        if parameter.grad.is_sparse:
+            self._hvd_handles[parameter] = sparse_allreduce_async(
+                parameter.grad, name, self._hvd_op, self._hvd_set), None
+            return
+        factors = {"prescale_factor": 1 / self._hvd_predivide,
+                   "postscale_factor": self._hvd_predivide} if self._hvd_predivide != 1 else {}
+        if parameter in self._hvd_groups:
+            self._hvd_submit_group(parameter, factors)
+            return
+        travels, context = self._hvd_compression.compress(parameter.grad)
+        handle = allreduce_async_(travels, name=name, op=self._hvd_op, process_set=self._hvd_set,
+                                  **factors)
+        self._hvd_handles[parameter] = handle, (travels, context)
+
+    def _hvd_submit_group(self, parameter: torch.Tensor, factors: Dict[str, float]) -> None:
+        name, members = self._hvd_groups[parameter]
+        come = self._hvd_come.setdefault(name, set())
+        come.add(parameter)
+        self._hvd_handles[parameter] = None, None
+        if len(come) < len(members):
+            return
+        del self._hvd_come[name]
+        pairs = [self._hvd_compression.compress(one.grad) for one in members]
+        handle = grouped_allreduce_async_([pair[0] for pair in pairs], name=name, op=self._hvd_op,
+                                          process_set=self._hvd_set, **factors)
+        for one, pair in zip(members, pairs):
+            self._hvd_handles[one] = handle, pair
+            handle = None  # it is synchronized once
+
+    def synchronize(self) -> None:
+        """Waits until all gradients are the ranks' averages. Those that backward has not reached
+        count as zeros."""
+        if not self._hvd_set.included():
+            self._hvd_synchronized = True
+            return
+        for parameter in self._hvd_parameters:
+            if parameter not in self._hvd_handles:
+                self._hvd_submit(parameter)
+        try:
+            # All of a group have been waited for when the first one of it has.
+            for parameter, (handle, _) in self._hvd_handles.items():
+                if callable(handle):
+                    parameter.grad = handle()
+                elif handle is not None:
+                    synchronize(handle)
+            for parameter, (_, travelled) in self._hvd_handles.items():
+                if travelled is not None:
+                    found = self._hvd_compression.decompress(*travelled)
+                    if found is not parameter.grad:
+                        parameter.grad.copy_(found)
+                if parameter in self._hvd_sparse_dims:  # its optimizer may want nothing else
+                    parameter.grad = parameter.grad.to_sparse(self._hvd_sparse_dims[parameter])
+        finally:
+            self._hvd_reset()
+        self._hvd_synchronized = True
+
+    def _hvd_reset(self) -> None:
+        self._hvd_handles, self._hvd_come, self._hvd_sparse_dims = {}, {}, {}
+        self._hvd_left = dict.fromkeys(self._hvd_parameters, self.backward_passes_per_step)
+
+    @contextlib.contextmanager
+    def skip_synchronize(self):
+        """step() inside does not wait: for a program that has called synchronize() itself, to clip
+        gradients say."""
+        self._hvd_should_synchronize = False
+        try:
+            yield
+        finally:
+            self._hvd_should_synchronize = True
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """So many backward passes come before each step() from now on."""
+        self.backward_passes_per_step = passes
+        self._hvd_left = dict.fromkeys(self._hvd_parameters, passes)
+
+    def step(self, closure: Any = None) -> Any:
+        """Waits for the gradients, and makes the step of the optimizer."""
+        if self._hvd_should_synchronize:
+            if self._hvd_synchronized:
+                warnings.warn("optimizer.step() called without optimizer.skip_synchronize() after "
+                              "optimizer.synchronize(): gradients are reduced a second time; call "
+                              "it in `with optimizer.skip_synchronize():`")
+            self.synchronize()
+        self._hvd_synchronized = False
+        return super().step() if closure is None else super().step(closure)
+
+    def zero_grad(self, *arguments: Any, **named: Any) -> None:
+        """As the optimizer's; not while gradients are under way."""
+        if self._hvd_handles:
+            raise AssertionError("zero_grad() between backward() and step(): the gradients are "
+                                 "under way; call step() or synchronize() before")
+        super().zero_grad(*arguments, **named)
+
+    def load_state_dict(self, *arguments: Any, **named: Any) -> None:
+        """As the optimizer's. What was under way is forgotten."""
+        self._hvd_reset()
+        self._hvd_synchronized = False
+        super().load_state_dict(*arguments, **named)
+
+
+class _DistributedAdasum(_Wrapper):
+    """Each rank makes a step of its own; what the steps have changed is combined by Adasum."""
+
+    def _hvd_begin(self, named_parameters: Any, compression: Any, backward_passes_per_step: int,
+                   process_set: ProcessSet) -> None:
+        self._names_of(named_parameters)
+        self._hvd_compression = compression
+        self._hvd_set = process_set
+        self.backward_passes_per_step = backward_passes_per_step
+
+    def synchronize(self) -> None:
+        """Gradients stay as they are: there is nothing to wait for."""
+
+    @contextlib.contextmanager
+    def skip_synchronize(self):
+        """Cannot be: what is combined is the step."""
+        raise AssertionError("skip_synchronize() with op=Adasum: the steps are combined, not the "
+                             "gradients")
+        yield
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Has no effect: gradients add up until step()."""
+        self.backward_passes_per_step = passes
+
+    def step(self, closure: Any = None) -> Any:
+        """A local step, of which the ranks' changes are combined."""
+        parameters = [one for group in self.param_groups for one in group["params"]
+                      if one.requires_grad]
+        before = [one.detach().clone() for one in parameters]
+        loss = super().step() if closure is None else super().step(closure)
+        if not self._hvd_set.included():
+            return loss
+        under_way = []
+        for parameter, start in zip(parameters, before):
+            delta, context = self._hvd_compression.compress(parameter.detach() - start)
+            under_way.append((allreduce_async(
+                delta, name=f"delta.{self._parameter_names[parameter]}", op=Adasum,
+                process_set=self._hvd_set), context))
+        with torch.no_grad():
+            for parameter, start, (handle, context) in zip(parameters, before, under_way):
+                delta = self._hvd_compression.decompress(synchronize(handle), context)
+                parameter.copy_(start + delta)
+        return loss
+
+
+def DistributedOptimizer(  # noqa: N802
+        optimizer: torch.optim.Optimizer,
+        named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]] = None,
+        compression: Any = Compression.none, backward_passes_per_step: int = 1,
+        op: ReduceOp = Average, gradient_predivide_factor: float = 1.0, num_groups: int = 0,
+        groups: Groups = None, sparse_as_dense: bool = False,
+        process_set: ProcessSet = global_process_set) -> Any:
+    """Returns an optimizer of the same kind, with the same parameters and state, whose step()
+    uses the gradients of all ranks.
+
+    named_parameters  model.named_parameters(): ranks match gradients by these names
+    backward_passes_per_step
+                      gradients add up so often before they are reduced
+    op                Average, Sum, or Adasum: each rank's step is combined
+    gradient_predivide_factor
+                      gradients are divided by it before they are added, and by the number of ranks
+                      over it behind that; with Average
+    groups            number of groups, or lists of parameters: a group is reduced as one
+    sparse_as_dense   sparse gradients become dense before they travel
+    """
+    if gradient_predivide_factor != 1.0 and op is not Average:
+        raise ValueError("gradient_predivide_factor goes with op=Average alone")
+    if num_groups:
+        warnings.warn("num_groups is deprecated; say groups", DeprecationWarning)
+        groups = groups or num_groups
+    if groups is not None and not isinstance(groups, (int, list, tuple)):
+        raise ValueError(f"groups is a {type(groups).__name__}; it is a number, or a list of lists "
+                         "of parameters")
+    base = _DistributedAdasum if op is Adasum else _Distributed
+    kind = type(optimizer.__class__.__name__, (base, optimizer.__class__), {})
+    wrapped = kind.__new__(kind)
+    wrapped.__dict__.update(optimizer.__dict__)
+    wrapped.__dict__.pop("step", None)  # a scheduler of the optimizer has put it there
+    words = (named_parameters, compression, backward_passes_per_step)
+    if op is Adasum:
+        wrapped._hvd_begin(*words, process_set)
+    else:
+        wrapped._hvd_begin(*words, op, gradient_predivide_factor, groups, sparse_as_dense,
+                           process_set)
+    return wrapped

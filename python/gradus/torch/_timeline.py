@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When each tensor was submitted and reduced, for chrome://tracing and ui.perfetto.dev."""
+import json
+import threading
+import time
+from typing import Any, Dict, Optional
+
+
+class Timeline:
+    """A file of events, which rank 0 writes; of other ranks nothing."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._file: Any = None
+        self._rows: Dict[str, int] = {}
+        self._cycles = False
+        self._zero = 0.0
+
+    def start(self, path: str, mark_cycles: bool) -> None:
+        """Begins a file. One that was begun before ends."""
+        self.stop()
+        with self._lock:
+            self._file = open(path, "w")
+            self._rows, self._cycles, self._zero = {}, mark_cycles, time.monotonic()
+            self._file.write("[\n" + json.dumps(
+                {"name": "process_name", "ph": "M", "pid": 0,
+                 "args": {"name": "gradus", "start_time_since_epoch_in_micros":
+                          int(time.time() * 1e6)}}))
+
+    def stop(self) -> None:
+        """Ends the file."""
+        with self._lock:
+            if self._file is not None:
+                self._file.write("\n]\n")
+                self._file.close()
+                self._file = None
+
+    def cycle(self) -> None:
+        """A turn begins."""
+        if self._file is not None and self._cycles:
+            self._write("CYCLE_START", time.monotonic(), row="cycles")
+
+    def done(self, response: Any, started: float) -> None:
+        """A collective is over, which has begun to be executed at `started`."""
+        if self._file is None:
+            return
+        kind = response.request.signature.kind.upper()
+        row, since, now = response.name, response.request.since, time.monotonic()
+        self._write(f"NEGOTIATE_{kind}", since, row, started - since)
+        self._write(kind, started, row, now - started)
+
+    def _write(self, name: str, at: float, row: str, seconds: Optional[float] = None) -> None:
+        with self._lock:
+            if self._file is None:
+                return
+            number = self._rows.get(row)
+            if number is None:
+                number = self._rows[row] = len(self._rows) + 1
+                self._put({"name": "thread_name", "ph": "M", "pid": 0, "tid": number,
+                           "args": {"name": row}})
+            event = {"name": name, "pid": 0, "tid": number, "ts": (at - self._zero) * 1e6}
+            event.update({"ph": "i", "s": "p"} if seconds is None else
+                         {"ph": "X", "dur": seconds * 1e6})
+            self._put(event)
+
+    def _put(self, event: Dict[str, Any]) -> None:
+        self._file.write(",\n" + json.dumps(event))

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Horovod's DistributedOptimizer and what belongs to it: the weights of one process."""
+import importlib.util
+import json
+import os
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("PyTorch is not installed (Debian: python3-torch)", allow_module_level=True)
+
+PROGRAM = '''
+import copy
+import logging
+import os
+import sys
+import threading
+import warnings
+import torch
+import gradus.torch as hvd
+
+hvd.init()
+n, me = hvd.size(), hvd.rank()
+torch.manual_seed(7)
+DATA = torch.randn(6, 8 * n, 5, dtype=torch.float64)  # steps, samples, features
+TARGET = torch.randn(6, 8 * n, 3, dtype=torch.float64)
+
+
+def new_model(seed=1):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3),
+                               torch.nn.Linear(3, 3)).double()
+
+
+def loss_of(model, step, part=slice(None)):
+    return ((model(DATA[step, part]) - TARGET[step, part]) ** 2).mean()
+
+
+def alike(what, model, other):
+    for a, b in zip(model.parameters(), other.parameters()):
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-12), (what, me, (a - b).abs().max())
+
+
+def refused(words, kind, call):
+    try:
+        call()
+    except kind as error:
+        assert words in str(error), str(error)
+    else:
+        raise AssertionError(("accepted", words))
+
+
+def train(what, passes=1, clip=False, groups=None, **words):
+    """Some samples of each batch on each rank; one process has all of them."""
+    model, alone = new_model(seed=me), new_model(seed=0)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    alike("broadcast_parameters", model, alone)
+    kind = {"lr": 0.1, "momentum": 0.9}
+    optimizer = torch.optim.SGD(model.parameters(), **kind)
+    if groups == "lists":
+        groups = [list(model[0].parameters()), list(model[2].parameters())]
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), groups=groups,
+                                         backward_passes_per_step=passes, **words)
+    assert isinstance(optimizer, torch.optim.SGD)
+    one = torch.optim.SGD(alone.parameters(), **kind)
+    for step in range(0, 6, passes):
+        optimizer.zero_grad()
+        one.zero_grad()
+        for more in range(passes):
+            loss_of(model, step + more, slice(me, None, n)).backward()
+            loss_of(alone, step + more).backward()
+        if words.get("op") is hvd.Sum:
+            for parameter in alone.parameters():
+                parameter.grad *= n
+        if clip:
+            optimizer.synchronize()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        else:
+            optimizer.step()
+        one.step()
+        alike(what, model, alone)
+    return model, optimizer
+
+
+train("plain")
+train("sum", op=hvd.Sum)
+train("predivided", gradient_predivide_factor=float(n))
+train("passes", passes=2)
+train("clipped", clip=True)
+train("groups", groups=2)
+train("lists of parameters", groups="lists")
+
+# Half of the bits on the way: as exact as these.
+model, other = new_model(), new_model()
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1),
+                                     model.named_parameters(), compression=hvd.Compression.fp16)
+loss_of(model, 0, slice(me, None, n)).backward()
+loss_of(other, 0).backward()
+optimizer.synchronize()
+for a, b in zip(model.parameters(), other.parameters()):
+    assert a.grad.dtype == torch.float64 and torch.allclose(a.grad, b.grad, rtol=2e-3, atol=1e-3)
+
+# A parameter that backward does not reach on one rank.
+model = new_model()
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0),
+                                     model.named_parameters())
+(model[3].weight.sum() if me == 0 else model[2].weight.sum() + model[3].weight.sum()).backward()
+optimizer.step()
+start = new_model()
+assert torch.allclose(start[2].weight - model[2].weight, torch.full((3, 7), (n - 1) / n).double())
+assert torch.allclose(start[3].weight - model[3].weight, torch.ones(3, 3).double())
+
+# Sparse gradients, as they are and dense.
+for dense in (False, True):
+    table = torch.nn.Embedding(6, 2, sparse=True)
+    torch.nn.init.zeros_(table.weight)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0),
+                                         table.named_parameters(), sparse_as_dense=dense)
+    table(torch.tensor([0, me + 1])).sum().backward()
+    optimizer.step()
+    expected = torch.zeros(6, 2)
+    expected[0] = -1
+    expected[1:n + 1] = -1 / n
+    assert torch.allclose(table.weight, expected), (dense, table.weight)
+
+# Adasum combines the steps: those of the ranks are alike here, and their combination is the same.
+model, alone = new_model(), new_model()
+optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1),
+                                     model.named_parameters(), op=hvd.Adasum)
+one = torch.optim.Adam(alone.parameters(), lr=0.1)
+for step in range(3):
+    for each, its in ((model, optimizer), (alone, one)):
+        its.zero_grad()
+        loss_of(each, step).backward()
+        its.step()
+alike("adasum", model, alone)
+refused("op=Adasum", AssertionError, lambda: optimizer.skip_synchronize().__enter__())
+
+# What is refused.
+model = new_model()
+new = lambda *more, **words: hvd.DistributedOptimizer(  # noqa: E731
+    torch.optim.SGD(model.parameters(), lr=0.1), *more, **words)
+refused("same names: a", ValueError, lambda: new([("a", p) for p in model.parameters()]))
+refused("6 of the optimizer's", ValueError, lambda: new([("x", torch.ones(1))]))
+refused("named_parameters", ValueError, lambda: new(list(model.parameters())))
+refused("op=Average", ValueError, lambda: new(op=hvd.Sum, gradient_predivide_factor=2.0))
+optimizer = new(model.named_parameters())
+loss_of(model, 0).backward()
+refused("more than 1 times", AssertionError, lambda: loss_of(model, 0).backward())
+refused("zero_grad()", AssertionError, optimizer.zero_grad)
+optimizer.synchronize()
+with warnings.catch_warnings(record=True) as told:
+    optimizer.step()
+assert "skip_synchronize()" in str(told[0].message)
+
+# The state of an optimizer, with and without one.
+for kind in (torch.optim.Adam, torch.optim.SGD):
+    model = new_model()
+    optimizer = kind(model.parameters(), lr=0.1 * (me + 1), weight_decay=0.5)
+    if me == 1:
+        loss_of(model, 0).backward()
+        optimizer.step()
+    hvd.broadcast_optimizer_state(optimizer, root_rank=1)
+    assert optimizer.param_groups[0]["lr"] == 0.2
+    digest = hvd.allgather_object(
+        [(key, [float(v) if not torch.is_tensor(v) else v.double().sum().item()
+                for k, v in sorted(state.items()) if v is not None])
+         for key, state in optimizer.state_dict()["state"].items()])
+    assert digest[0] == digest[1] and len(digest[0]) == (6 if kind is torch.optim.Adam else
+                                                         len(digest[1]))
+
+# A batch norm over all ranks, and its gradients.
+x = torch.randn(4 * n, 3, 5, dtype=torch.float64)
+w = torch.randn(4 * n, 3, 5, dtype=torch.float64)
+mine = slice(4 * me, 4 * me + 4)
+for momentum in (0.1, None):
+    whole = torch.nn.BatchNorm1d(3, momentum=momentum).double()
+    part = hvd.SyncBatchNorm(3, momentum=momentum).double()
+    for _ in range(2):
+        a = x.clone().requires_grad_()
+        b = x[mine].clone().requires_grad_()
+        y, z = whole(a), part(b)
+        assert torch.allclose(y[mine], z)
+        (y * w).sum().backward()
+        (z * w[mine]).sum().backward()
+        assert torch.allclose(a.grad[mine], b.grad)
+    assert torch.allclose(whole.running_mean, part.running_mean)
+    assert torch.allclose(whole.running_var, part.running_var)
+    assert torch.allclose(whole.weight.grad, hvd.allreduce(part.weight.grad, op=hvd.Sum))
+    whole.eval(), part.eval()
+    assert torch.allclose(whole(x[mine]), part(x[mine]))
+
+# A timeline of rank 0.
+hvd.start_timeline(sys.argv[1], mark_cycles=True)
+hvd.allreduce(torch.ones(3), name="traced")
+hvd.stop_timeline()
+
+
+
+class Told(logging.StreamHandler):
+    """Lets rank 1 know that rank 0 has warned."""
+
+    def emit(self, record):
+        super().emit(record)
+        if "late" in record.getMessage():
+            os.write(os.open(sys.argv[2], os.O_RDWR), b"x")
+
+
+# A rank that submits a tensor late is named. It comes when it was.
+if me == 0:
+    logging.getLogger("gradus.torch").addHandler(Told())
+else:
+    os.read(os.open(sys.argv[2], os.O_RDWR), 1)
+hvd.allreduce(torch.ones(2), name="late")
+# And one that never does ends the wait.
+if me == 0:
+    refused("'allreduce.never' (rank 1)", hvd.HorovodInternalError,
+            lambda: hvd.allreduce(torch.ones(2), name="never"))
+else:
+    while not hvd.global_process_set._engine.ended:
+        threading.Event().wait(0.01)
+    refused("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", hvd.HorovodInternalError,
+            lambda: hvd.allreduce(torch.ones(2), name="other"))
+print("done")
+'''
+
+
+def test_horovod_optimizer_trains_as_one_process(ranks, tmp_path):
+    ranks.environment.update(HOROVOD_STALL_CHECK_TIME_SECONDS="0.5",
+                             HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="2")
+    os.mkfifo(tmp_path / "told")
+    assert ranks(2, PROGRAM, tmp_path / "trace.json", tmp_path / "told") == [["done"]] * 2
+    assert "others wait for since 0.5 s" in ranks.err and "'allreduce.late' (rank 1)" in ranks.err
+    events = json.loads((tmp_path / "trace.json").read_text())
+    names = {event["args"]["name"] if event["ph"] == "M" else event["name"] for event in events}
+    assert {"allreduce.traced", "NEGOTIATE_ALLREDUCE", "ALLREDUCE", "CYCLE_START"} <= names
