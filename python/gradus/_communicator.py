@@ -244,6 +244,55 @@ class Communicator:
         characters of it), later calls BrokenError. Any thread, also while others wait."""
         self._check(lib.gr_comm_abort(self._handle, reason.encode()), "abort")
 
+    # ---- Members that come and go ----------------------------------------------------------------
+
+    def change_wanted(self) -> bool:
+        """Whether workers are to join the job or to leave it. Costs a microsecond. Ranks learn of
+        it at different moments: they agree, in a sum say, and all call renew() after the same
+        step."""
+        self._enter_or_raise("change_wanted")
+        try:
+            return bool(lib.gr_comm_change_wanted(self._handle))
+        finally:
+            self._leave()
+
+    def renew(self) -> None:
+        """Goes on with the members that live, in a job that was started for it (`gradus run
+        --min-workers`): after a PeerLostError, or when change_wanted() says so. Every survivor
+        calls it; it returns when all have come. rank and size are new; joining workers come behind.
+
+        The old operations end with CancelledError. Arrays of alloc() are gone: no view of one may
+        be used. Sub-groups must have been closed. If it fails the communicator is closed, unless
+        nothing has happened (InvalidError). Raises UnsupportedError (the job cannot go on without a
+        member), CancelledError (this rank is not needed any more, and should end), BrokenError
+        (fewer are left than the job needs), TimeoutError, PeerLostError."""
+        self._enter_or_raise("renew")
+        self._leave()
+        with self._gate:
+            self._closed = True  # for other threads, until it is new
+            while self._calls:
+                self._gate.wait()
+        context, handle, diag = self._context, c_void_p(self._handle.value), Diag()
+        with context.lock:
+            watcher, context.watcher = context.watcher, None
+        if watcher is not None:
+            watcher.stop()
+        status = _interruptibly(lambda: lib.gr_comm_renew(byref(handle), byref(diag)),
+                                lambda: None, self, diag)
+        with context.lock:
+            context.handles.remove(self._handle)  # its arrays are not to be freed
+        inflight = self._inflight
+        if handle:  # else it stays closed
+            self._begin(handle, _Context() if status == Status.OK else context)
+        if handle and status != Status.OK:
+            self._inflight = inflight  # nothing has happened
+        else:
+            for future in list(inflight):
+                future._cancel()
+        if status != Status.OK:
+            raise error_of(status, text_of(diag), rank=self._rank, peer=_peer(diag),
+                           operation="renew")
+
     # ---- Memory ----------------------------------------------------------------------------------
 
     def alloc(self, count: int, dtype: Union[DType, str, Any] = DType.F32) -> Any:

@@ -11,6 +11,7 @@ It also has Horovod's interface, for programs that are written for that (docs/ho
     hvd.init()
 
 docs/python.md is the guide."""
+from . import elastic
 from ._c10d import ProcessGroup, Work
 from ._compression import Compression
 from ._functions import (allgather_object, broadcast_object, broadcast_optimizer_state,
@@ -21,8 +22,9 @@ from ._optimizer import DistributedOptimizer
 from ._sync_batch_norm import SyncBatchNorm
 from ._world import *  # noqa: F401,F403
 from ._world import __all__ as _names_of_world
+from .elastic import HostsUpdatedInterrupt
 
-__all__ = ["Compression", "DistributedOptimizer", "ProcessGroup",
+__all__ = ["Compression", "DistributedOptimizer", "HostsUpdatedInterrupt", "ProcessGroup",
            "SyncBatchNorm", "Work", "allgather_object", "broadcast_object",
-           "broadcast_optimizer_state", "broadcast_parameters"]
+           "broadcast_optimizer_state", "broadcast_parameters", "elastic"]
 __all__ += _names_of_ops + _names_of_world

@@ -88,6 +88,7 @@ class World:
         self.cross_rank = self.cross_size = 0
         self.homogeneous = True
         self._settings: Optional[Settings] = None
+        self._renewed = "GRADUS_JOINING" in os.environ  # the ranks are not those of the start
         self._elastic = os.environ.get("GRADUS_MIN_WORKERS", "0") != "0"
 
     def comm(self) -> Communicator:
@@ -143,6 +144,7 @@ class World:
                     raise
                 for process_set in [one for one in self.wanted if one.process_set_id]:
                     self._unmake(process_set)
+                self._renewed = True
                 self._comm.renew()
 
     def _begin(self, process_sets: Sequence[ProcessSet]) -> None:
@@ -158,6 +160,8 @@ class World:
         global_process_set.ranks = list(range(comm.size))
         self._next_id = 1
         for process_set in process_sets:
+            if not self._renewed:  # later it may happen to be all that are left
+                self._check_ranks(process_set)
             self._make(process_set)
         global_process_set._engine = Engine(comm, self._settings, self.timeline)
         self.sets[0] = global_process_set
@@ -199,7 +203,6 @@ class World:
 
     def _make(self, process_set: ProcessSet) -> None:
         """Its ranks meet by the communicator of all ranks, which all use for it at this point."""
-        self._check_ranks(process_set)
         comm, ranks = self._comm, process_set.ranks
         number, self._next_id = self._next_id, self._next_id + 1
         mine = comm.rank in ranks
@@ -257,6 +260,7 @@ class World:
         come again where all their ranks are there."""
         with self.lock:
             engine = self._stop(0)
+            self._renewed = True
             try:
                 self._comm.renew()
             finally:

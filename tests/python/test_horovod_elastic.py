@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Horovod's elastic training: a worker is killed, another one comes, and nothing is lost or done
+twice."""
+import ast
+import importlib.util
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("PyTorch is not installed (Debian: python3-torch)", allow_module_level=True)
+
+PROGRAM = '''
+import os
+import signal
+import torch
+import gradus.torch as hvd
+
+victim = os.environ["GRADUS_RANK"] == "1" and "GRADUS_JOINING" not in os.environ
+both = hvd.ProcessSet([0, 1])
+hvd.init(process_sets=[both])
+model = torch.nn.Linear(2, 1, bias=False)
+torch.nn.init.zeros_(model.weight)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0),
+                                     model.named_parameters())
+sizes, errors = [], []
+
+
+@hvd.elastic.run
+def train(state):
+    """Until the job is whole again; every step changes the weights by the same."""
+    while state.step < 20 or hvd.size() < 3:
+        if victim and state.step == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            optimizer.zero_grad()
+            model(torch.tensor([[1.0, 2.0]])).sum().backward()
+            optimizer.step()
+        except hvd.HorovodInternalError as error:
+            errors.append((state.step, str(error)))
+            raise
+        state.step += 1
+        if state.step % 3 == 0:
+            state.commit()
+    return state.step
+
+
+state = hvd.elastic.TorchState(model, optimizer, step=0)
+state.register_reset_callbacks([lambda: sizes.append(hvd.size())])
+step = train(state)
+assert model.weight.tolist() == [[-step, -2 * step]], (model.weight, step)
+assert all(at == 7 and "rank 1" in text for at, text in errors), errors
+if both.included():
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=both) == 2
+
+# A state goes back to its last commit, and a sampler gives what nobody has done.
+state.save()
+state.step = -1
+state.restore()
+assert state.step == step
+sampler = hvd.elastic.ElasticSampler(range(11), shuffle=False)
+state = hvd.elastic.TorchState(sampler=sampler)
+assert list(sampler) == [*range(hvd.rank(), 11, 3), 0][:4] and len(sampler) == 4
+sampler.record_batch(0, 2)
+state.sync()
+assert sampler.processed_indices == set(range(6)) and len(sampler) == 2
+left = sum(hvd.allgather_object(list(sampler)), [])
+assert set(left) == set(range(6, 11)) and len(left) == 6
+sampler.set_epoch(1)
+assert len(sampler) == 4
+
+# Any rank may ask for a change.
+state.on_hosts_updated()
+try:
+    hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, x=1).check_host_updates()
+    state.check_host_updates()
+except hvd.HostsUpdatedInterrupt:
+    print((sizes, len(errors)))
+'''
+
+
+def test_horovod_elastic_goes_on_without_a_killed_worker_and_with_another(ranks):
+    lines = ranks(3, PROGRAM, flags=["--min-workers", 1, "--max-workers", 3, "--restarts", 1])
+    found = sorted((ast.literal_eval(line) for line, in lines), key=lambda one: len(one[0]))
+    assert found[0] == ([], 0)  # the worker that has come
+    for sizes, errors in found[1:]:
+        assert (sizes[0], sizes[-1], errors) == (2, 3, 1), found
+
+
+def test_horovod_error_ends_a_job_that_needs_all_workers(ranks):
+    lines = ranks(2, '''
+        import os
+        import signal
+        import torch
+        import gradus.torch as hvd
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the job ends: it still has to say why
+        hvd.init()
+
+        @hvd.elastic.run
+        def train(state):
+            hvd.allreduce(torch.ones(1))
+            if hvd.rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            hvd.allreduce(torch.ones(1))
+        try:
+            train(hvd.elastic.TorchState())
+        except hvd.HorovodInternalError as error:
+            print("rank 1 died" in str(error), "--min-workers" in str(error.__cause__))
+        ''', code=1)
+    assert lines == [["True True"], []], ranks.err
