@@ -1,0 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes wrong."""
+from gradus.torch import HorovodInternalError, HostsUpdatedInterrupt
+
+__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt"]

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The distribution gradus-horovod: horovodrun, horovod.run, and the names of horovod.torch."""
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+from conftest import SOURCE
+
+
+@pytest.fixture
+def horovodrun(ranks):
+    """Runs it in the folder of the test."""
+    path = os.pathsep.join([str(SOURCE / "python" / "horovod"), str(SOURCE / "python")])
+
+    def run(*words, code=0, program=("-m", "horovod.runner.launch")):
+        done = subprocess.run([sys.executable, *program, *map(str, words)], text=True,
+                              env=ranks.gradus.environment({**ranks.environment,
+                                                            "PYTHONPATH": path}),
+                              cwd=ranks.folder, capture_output=True)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+    return run
+
+
+def test_horovodrun_starts_workers_that_know_their_rank(horovodrun, ranks):
+    done = horovodrun("-np", 2, "-H", "localhost:2", "--output-filename", "logs", "sh", "-c",
+                      'echo "$HOROVOD_RANK of $HOROVOD_SIZE, $HOROVOD_LOCAL_RANK $1 $2"', "sh",
+                      "-np", "--verbose")
+    assert sorted(done.stdout.splitlines()) == [
+        f"[{rank}] {rank} of 2, {rank} -np --verbose" for rank in range(2)]
+    assert (ranks.folder / "logs" / "rank.1.out").read_text() == "1 of 2, 1 -np --verbose\n"
+    assert "exited with code 3" in horovodrun("-np", 1, "--", "sh", "-c", "exit 3", code=1).stderr
+
+
+def shown(done):
+    """The command that --verbose shows."""
+    line, = [line for line in done.stderr.splitlines() if " gradus run " in line]
+    settings, _, words = line.partition("gradus run ")
+    return set(settings.split()[1:]), words.partition(" -- ")[0].split()
+
+
+@pytest.mark.parametrize("flags, settings, words", [
+    ("--fusion-threshold-mb 64 --cycle-time-ms 2.5 --cache-capacity 100 --no-stall-check",
+     "HOROVOD_FUSION_THRESHOLD=67108864 HOROVOD_CYCLE_TIME=2.5 HOROVOD_CACHE_CAPACITY=100 "
+     "HOROVOD_STALL_CHECK_DISABLE=1", ""),
+    ("--stall-check-warning-time-seconds 5 --stall-check-shutdown-time-seconds 9 "
+     "--timeline-filename t.json --timeline-mark-cycles --log-level DEBUG",
+     "HOROVOD_STALL_CHECK_TIME_SECONDS=5 HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=9 "
+     "HOROVOD_TIMELINE=t.json HOROVOD_TIMELINE_MARK_CYCLES=1 HOROVOD_LOG_LEVEL=DEBUG "
+     "GRADUS_LOG=debug", ""),
+    ("--network-interface lo --start-timeout 40 --prefix-output-with-timestamp "
+     "--gloo-timeout-seconds 20", "GRADUS_INTERFACE=lo GRADUS_JOIN_TIMEOUT=20s",
+     "--start-timeout 40s --timestamps"),
+    ("--min-np 1 --max-np 3 --elastic-timeout 50 --reset-limit 4", "HOROVOD_ELASTIC=1",
+     "--min-np 1 --max-np 3 --restarts 4 --start-timeout 50s"),
+])
+def test_horovodrun_flags_become_those_of_gradus_run(horovodrun, flags, settings, words):
+    found = shown(horovodrun("-np", 1, "--verbose", *flags.split(), "true"))
+    assert found[1] == ["-np", "1", *words.split()]
+    assert found[0] - {"GRADUS_LOG=info"} == set(settings.split())
+
+
+def test_horovodrun_reads_flags_from_a_file(horovodrun, ranks):
+    pytest.importorskip("yaml")
+    (ranks.folder / "c.yaml").write_text('''
+controller: gloo
+verbose: true
+params: {fusion_threshold_mb: 32, cycle_time_ms: 5, hierarchical_allreduce: false}
+stall_check: {enabled: false}
+timeline: {filename: t.json, mark_cycles: true}
+autotune: {enabled: true, warmup_samples: 4}
+''')
+    done = horovodrun("-np", 1, "--config-file", "c.yaml", "--cycle-time-ms", 3, "true")
+    assert shown(done)[0] == {
+        "HOROVOD_FUSION_THRESHOLD=33554432", "HOROVOD_CYCLE_TIME=3", "HOROVOD_TIMELINE=t.json",
+        "HOROVOD_STALL_CHECK_DISABLE=1", "HOROVOD_TIMELINE_MARK_CYCLES=1", "GRADUS_LOG=info"}
+    for flag in ("--gloo", "--no-hierarchical-allreduce", "--autotune"):
+        assert f"horovodrun: {flag} has no effect: " in done.stderr
+    (ranks.folder / "c.yaml").write_text("parameters: {fusion_threshold_mb: 32}")
+    done = horovodrun("-np", 1, "--config-file", "c.yaml", "true", code=2)
+    assert "the section parameters is unknown" in done.stderr
+
+
+@pytest.mark.parametrize("words, told", [
+    ("-np 2 --flavour mint true", "--flavour"), ("true", "-np is missing"),
+    ("-np 2", "command is missing"), ("-np 0 true", "less than 1"),
+    ("-np 2 --min-np 3 true", "not between"), ("-np 2 --cycle-time-ms -1 true", "negative"),
+    ("-np 2 -H a:2 --hostfile f true", "one of them"),
+    ("-np 2 --stall-check-shutdown-time-seconds 9 true", "not more than"),
+    ("-np 2 --config-file nowhere.yaml true", "nowhere.yaml")])
+def test_horovodrun_refuses_wrong_flags(horovodrun, words, told):
+    assert told in horovodrun(*words.split(), code=2).stderr
+
+
+def test_horovodrun_accepts_what_has_no_meaning(horovodrun):
+    flags = ["--mpi", "--mpi-args=-x A", "--thread-affinity", "2", "--torus-allreduce", "--tcp",
+             "--blacklist-cooldown-range", "1", "9"]
+    told = horovodrun("-np", 1, *flags, "true").stderr
+    assert told.count("has no effect: ") == 6, told
+    assert "[X] Gloo" in horovodrun("--check-build").stdout
+
+
+def test_horovod_run_returns_results(horovodrun, ranks):
+    (ranks.folder / "functions.py").write_text('''
+import gradus
+def total(scale, plus=0):
+    with gradus.Communicator() as comm:
+        return sum(comm.allgather_object(scale * comm.rank)) + plus
+''')
+    program = ranks.write('''
+        import gradus
+        import horovod
+        from functions import total
+        print(horovod.run(total, (10,), {"plus": 1}, num_proc=3, hosts="localhost:3"))
+        for words in ({"hosts": "elsewhere:2"}, {"min_num_proc": 1}, {"executable": "/bin/other"}):
+            try:
+                horovod.run(total, (1,), num_proc=2, **words)
+            except gradus.InvalidError as error:
+                print(error)
+        ''')
+    lines = horovodrun(program=[str(program)]).stdout.splitlines()
+    assert lines[0] == "[31, 31, 31]" and len(lines) == 4
+    assert "this host alone" in lines[1] and "--min-np" in lines[2] and "/bin/other" in lines[3]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+def test_horovodrun_runs_a_script_of_horovod(horovodrun, ranks):
+    program = ranks.write('''
+        import os
+        import torch
+        import horovod.torch as hvd
+        import horovod.torch.elastic
+        from horovod.common.exceptions import HorovodInternalError
+        from horovod.torch.compression import Compression
+        from horovod.torch.mpi_ops import allreduce, Sum
+        hvd.init()
+        assert (hvd.rank(), hvd.size()) == (int(os.environ["HOROVOD_RANK"]), 2)
+        model = torch.nn.Linear(1, 1, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(),
+                                             compression=Compression.fp16)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        start = model.weight.item()
+        model(torch.tensor([[float(hvd.rank())]])).sum().backward()
+        optimizer.step()
+        assert abs(start - model.weight.item() - 0.5) < 1e-3
+        print(allreduce(torch.ones(1), op=Sum).item(), hvd.join() in (0, 1))
+        ''')
+    done = horovodrun("-np", 2, "--min-np", 1, sys.executable, program)
+    assert sorted(done.stdout.splitlines()) == ["[0] 2.0 True", "[1] 2.0 True"]
+
+
+def test_horovod_distribution_names_all_its_packages():
+    tomllib = pytest.importorskip("tomllib")
+    folder = SOURCE / "python" / "horovod"
+    told = tomllib.loads((folder / "pyproject.toml").read_text())
+    found = {".".join(path.parent.relative_to(folder).parts)
+             for path in folder.glob("horovod/**/__init__.py")}
+    assert set(told["tool"]["setuptools"]["packages"]) == found
+    assert told["project"]["scripts"]["horovodrun"] == "horovod.runner.launch:main"
