@@ -56,6 +56,7 @@ int gr_verb_pod(int argc, char *const *argv);
 int gr_verb_submit(int argc, char *const *argv);
 int gr_verb_help(int argc, char *const *argv);
 int gr_verb_version(int argc, char *const *argv);
+int gr_verb_role(int argc, char *const *argv);
 extern const gr_cli_form gr_worker_form;
 extern const gr_cli_form gr_agent_form;
 extern const gr_cli_form gr_checkpoint_form;

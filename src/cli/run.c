@@ -27,6 +27,13 @@ static void print_plan(const gr_cli_run *run)
         printf(" %s", *word);
     }
     putchar('\n');
+    for (int role = 0; role < GR_ROLE_COUNT; role++) {
+        int first = gr_roles_first(&run->roles, (gr_role)role), count = run->roles.counts[role];
+        if (count > 0) {
+            printf("%s: rank%s %d", gr_role_name((gr_role)role), count == 1 ? "" : "s", first);
+            printf(count == 1 ? "\n" : " to %d\n", first + count - 1);
+        }
+    }
     if (run->options.servers > 0) {
         printf("%d parameter server%s beside them\n", (int)run->options.servers,
                run->options.servers == 1 ? "" : "s");
@@ -77,6 +84,57 @@ static gr_status check_orphans(gr_cli_run *run, gr_diag *diag)
                        ? "a command writes no checkpoint that is known here"
                        : "other hosts cannot know whether gradus run has died or they are cut off "
                          "from it while the others go on: leave them, or --orphans, out");
+}
+
+/* Which tasks the job does not wait for. With parameter servers the workers may be servers as well,
+ * that the chief gives work to. */
+static gr_status choose_helpers(gr_cli_run *run, gr_diag *diag)
+{
+    const int *counts = run->roles.counts;
+    int success = run->options.success;
+    bool chief = counts[GR_ROLE_CHIEF] + counts[GR_ROLE_MASTER] > 0;
+    if (success == GR_RUN_SUCCESS_CHIEF && !chief) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "run: --success-policy chief: --roles names no chief; add chief=1");
+    }
+    if (success == GR_RUN_SUCCESS_AUTO && chief && counts[GR_ROLE_PS] > 0) {
+        success = GR_RUN_SUCCESS_CHIEF;
+    }
+    run->helpers = counts[GR_ROLE_PS] + counts[GR_ROLE_EVALUATOR] +
+                   (success == GR_RUN_SUCCESS_CHIEF ? counts[GR_ROLE_WORKER] : 0);
+    return GR_OK;
+}
+
+/* Each task is a worker, and none can be replaced: the others know its address. */
+static gr_status check_roles(gr_cli_run *run, gr_diag *diag)
+{
+    gr_run_options *options = &run->options;
+    if (options->roles == NULL) {
+        return options->success == GR_RUN_SUCCESS_AUTO
+                   ? GR_OK
+                   : gr_fail(diag, GR_E_INVALID, "run: --success-policy is for --roles");
+    }
+    if (run->job_path != NULL) {
+        return gr_fail(diag, GR_E_INVALID, "run: --roles is for commands; \"%s\" is a job file",
+                       run->job_path);
+    }
+    if (options->workers_min > 0 || options->workers_max > 0 || options->spares > 0) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "run: the tasks of --roles do not come and go; leave %s out",
+                       options->workers_min > 0   ? "--min-workers"
+                       : options->workers_max > 0 ? "--max-workers"
+                                                  : "--spare");
+    }
+    gr_status status = gr_roles_parse(options->roles, &run->roles, diag);
+    if (status == GR_OK && options->workers > 0 && options->workers != run->roles.tasks) {
+        status = gr_fail(diag, GR_E_INVALID, "run: --roles are %d tasks, -np %lld workers",
+                         run->roles.tasks, (long long)options->workers);
+    }
+    if (status == GR_OK) {
+        status = choose_helpers(run, diag);
+    }
+    options->workers = run->roles.tasks;
+    return status;
 }
 
 /* How many, for a command, and with how few. */
@@ -227,7 +285,7 @@ static gr_status read_job(gr_cli_run *run, gr_diag *diag)
 static gr_status check(gr_cli_run *run, gr_diag *diag)
 {
     static gr_status (*const checks[])(gr_cli_run * run, gr_diag * diag) = {
-        read_export,       check_orphans, /* before agents are waited for */
+        read_export,       check_roles,       check_orphans, /* before agents are waited for */
         gr_run_find_hosts, check_orphans,     gr_run_find_cores, read_job,
         check_workers,     check_environment, read_chaos};
     gr_status status = GR_OK;

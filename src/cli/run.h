@@ -7,6 +7,7 @@
  * is left, run_supervise.c lets the job outlive its launcher; run.c is the verb. */
 
 #include "cli/cli.h"
+#include "cli/role.h"
 #include "launch/agent/supervisor.h"
 #include "launch/export.h"
 #include "launch/launch.h"
@@ -27,10 +28,10 @@ typedef struct gr_run_where {
 
 typedef struct gr_run_options {
     int64_t workers, workers_min, workers_max, spares, restarts, servers, replicas;
-    const char *cores, *servers_file;
+    const char *cores, *servers_file, *roles;
     bool bind, encrypt;
     int64_t threads;
-    int link;
+    int link, success;
     gr_run_where where;
     bool quiet, prefix, timestamps;
     const char *log_dir, *timeline;
@@ -46,6 +47,7 @@ enum { GR_RUN_SETTINGS_MAX = 32 }; /* --set */
 enum { GR_RUN_LINK_OF_JOB = 0 };
 extern const gr_config_foreign gr_run_foreign[]; /* run_foreign.c; ends with flag NULL */
 extern const char *const gr_run_link_choices[];  /* of --link; ends with NULL */
+enum { GR_RUN_SUCCESS_AUTO = 0, GR_RUN_SUCCESS_CHIEF, GR_RUN_SUCCESS_ALL };
 enum { GR_RUN_ORPHANS_END = 0, GR_RUN_ORPHANS_FINISH };
 
 /* Everything that one `gradus run` knows. */
@@ -65,6 +67,8 @@ typedef struct gr_cli_run {
     char unbound[GR_DIAG_TEXT_BYTES]; /* --dry-run: why the job has no data */
     char *document;                   /* of the job, for its workers; heap */
     char *const *command;             /* NULL-terminated */
+    gr_roles roles;                   /* of --roles; tasks 0: none */
+    int helpers;                      /* so many of the last tasks end with the others */
     gr_exported exported;
     gr_launch_fault faults[2 * GR_FAULTS_MAX];
     int fault_count;

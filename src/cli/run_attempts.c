@@ -223,12 +223,39 @@ static int run_again_and_again(gr_cli_run *run, gr_launch_config *config)
     }
 }
 
+/* What is started for each worker. NULL: no memory. */
+static char *const *worker_words(gr_cli_run *run)
+{
+    static char *const of_job[] = {"gradus", "worker", NULL};
+    if (run->job_path != NULL || run->roles.tasks == 0) {
+        return run->job_path != NULL ? of_job : run->command;
+    }
+    size_t count = 0, beside = 3;
+    while (run->command[count] != NULL) {
+        count++;
+    }
+    const char **words = gr_arena_alloc(&run->arena, (beside + count + 1) * sizeof *words);
+    if (words != NULL) {
+        words[0] = "gradus";
+        words[1] = "role";
+        words[2] = run->options.roles;
+        memcpy(words + beside, run->command, count * sizeof *words);
+        words[beside + count] = NULL;
+    }
+    return (char *const *)(uintptr_t)words;
+}
+
 int gr_run_attempts(gr_cli_run *run)
 {
     const gr_run_options *options = &run->options;
     const char *set[SET_MAX] = {NULL}, *defaults[SET_MAX] = {NULL};
     const char *server[SERVER_WORDS_MAX];
-    static char *const worker[] = {"gradus", "worker", NULL};
+    char *const *words = worker_words(run);
+    bool own = words != run->command; /* this program, with these words */
+    if (words == NULL) {
+        gr_diag diag = {0};
+        return gr_cli_refuse(gr_fail(&diag, GR_E_NO_MEMORY, "no memory for the command"), &diag);
+    }
     const char *timeline =
         gr_cli_begin_timeline(options->timeline, GR_LAUNCH_WORKERS_MAX, &run->arena);
     surround(run, timeline, set, defaults);
@@ -245,15 +272,16 @@ int gr_run_attempts(gr_cli_run *run)
         .encrypt = options->encrypt,
         .restrict_cores = options->cores != NULL,
         .hosts = run->hosts.count > 0 ? &run->hosts : NULL,
-        .all_join = run->job_path != NULL,
+        .helpers = run->helpers,
+        .all_join = own,
         .zero_is_done = run->job_path != NULL,
         .start_timeout_us = options->start_timeout_us,
         .grace_us = options->grace_us,
         .orphan_grace_us = options->orphans == GR_RUN_ORPHANS_FINISH ? options->grace_us : 0,
         .fence_us = options->fence_us,
         .faults = run->faults,
-        .command = {.argv = run->job_path != NULL ? worker : run->command,
-                    .file = run->job_path != NULL ? "/proc/self/exe" : NULL,
+        .command = {.argv = words,
+                    .file = own ? "/proc/self/exe" : NULL,
                     .environment = environ,
                     .exported = run->exported.environment,
                     .set = set,

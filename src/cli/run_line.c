@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+static const char *const success_choices[] = {"auto", "chief", "all-workers", NULL};
 static const char *const orphan_choices[] = {"end", "finish", NULL};
 const char *const gr_run_link_choices[] = {"job", "auto", "shm", "tcp", NULL};
 
@@ -25,6 +26,20 @@ static const gr_config_field run_fields[] = {
      .help =
          "number of workers; otherwise what the job file says, or one for each slot of the hosts, "
          "or for each core"},
+    {.flag = "--roles",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(gr_run_options, roles),
+     .value_name = "ROLE=N,...",
+     .help = "command: tasks of TensorFlow, \"chief=1,worker=3,ps=2,evaluator=1\", a worker each, "
+             "with TF_CONFIG; when those of --success-policy have ended, so do the others "
+             "(docs/tensorflow.md)"},
+    {.flag = "--success-policy",
+     .type = GR_CONFIG_CHOICE,
+     .offset = offsetof(gr_run_options, success),
+     .default_text = "auto",
+     .choices = success_choices,
+     .help = "--roles: who has to end for the job to end; all-workers: the chief and all of them; "
+             "auto: the chief, where there are parameter servers and a chief, else all-workers"},
     {.flag = "--min-workers",
      .type = GR_CONFIG_INT,
      .offset = offsetof(gr_run_options, workers_min),

@@ -94,6 +94,8 @@ typedef struct gr_launch_config {
                                     a lost host is tried again so many times */
     int workers_min; /* the job goes on when workers are killed, while so many are left;
                                     0: it needs all */
+    int helpers;     /* the last so many workers end with the others: parameter servers of
+                            another system, say; 0: none; only where workers do not come and go */
     gr_launch_command command;
     gr_launch_servers server;
 

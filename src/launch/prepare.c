@@ -156,6 +156,7 @@ static gr_status prepare_schedule(gr_launch_job *job, gr_diag *diag)
         .workers_max = gr_launch_most(config),
         .spares = config->spares,
         .restarts = config->restarts,
+        .helpers = config->helpers,
         .slots = gr_launch_slots(config),
         .servers = config->server.count,
         .host_room = gr_launch_changing(config) ? GR_HOSTS_MAX : hosts->count,

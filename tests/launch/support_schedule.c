@@ -274,6 +274,11 @@ static void act_on_job(world *w, const gr_scheduler_action *action, const gr_sch
             }
         }
     } else if (action->kind == GR_ACTION_SIGNAL_WORKERS) {
+        for (int slot = 0; slot < w->setting.config.slots && !w->now.harmed; slot++) {
+            if (w->now.processes[slot].state != PROCESS_NONE && !world_helps(w, slot)) {
+                search_wrong(w->why, "workers are told to end, and slot %d is not through", slot);
+            }
+        }
         tell_agents(w, false, false);
     } else if (action->kind == GR_ACTION_SIGNAL_SERVERS) {
         if (any_worker_agent(w)) {

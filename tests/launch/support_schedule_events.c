@@ -59,7 +59,7 @@ static bool can_slot(const world *w, world_event kind, int slot)
     case WORLD_STRANDED:
         return member && !w->now.over && count_served(w, false) == 0;
     case WORLD_EXITS:
-        return runs && !server && w->now.over;
+        return runs && !server && w->now.over && !world_helps(w, slot);
     case WORLD_DISMISSED:
         return member && of->served && w->now.at_rest && is_last(w, slot) &&
                count_served(w, true) > w->now.target;
@@ -232,7 +232,8 @@ static void happen_to_slot(world *w, world_event kind, int slot)
             bool death = kind != WORLD_MISSES;
             w->now.budget.deaths -= death;
             w->now.budget.others -= !death;
-            harm(w, !w->setting.config.elastic && !world_is_server(w, slot));
+            harm(w,
+                 !w->setting.config.elastic && !world_is_server(w, slot) && !world_helps(w, slot));
         }
         if (kind == WORLD_STRANDED) {
             harm(w, false);

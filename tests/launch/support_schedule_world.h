@@ -78,6 +78,14 @@ static inline bool world_is_server(const world *w, int slot)
     return slot >= w->setting.config.slots;
 }
 
+/* It never ends by itself, and whether its death harms depends on what runs then. */
+static inline bool world_helps(const world *w, int slot)
+{
+    const gr_scheduler_config *config = &w->setting.config;
+    return config->helpers > 0 && !world_is_server(w, slot) &&
+           slot >= config->workers - config->helpers;
+}
+
 static inline int world_slot_count(const world *w)
 {
     return w->setting.config.slots + w->setting.config.servers;

@@ -12,7 +12,8 @@
  * first; leaves agents without a worker running; fences workers that nobody waits for, or while the
  * job ends, or only once; lets the time of a renewal run on after it; starts a server before the
  * output of the one before is read, once too often, or not at all; grants workers that there cannot
- * be, or before all have joined, or does not answer. Not told from the scheduler by what can be
+ * be, or before all have joined, or does not answer; ends helpers with the first of the others, or
+ * never. Not told from the scheduler by what can be
  * seen: hosts that were given up are not skipped when hosts are called (the room counts without
  * them, so no worker is missing then), the output is drained twice, and servers are killed, not
  * asked to end, when the job fails before its workers begin. */
@@ -154,6 +155,18 @@ static void schedule_with_servers_keeps_rules(void **state)
     setting.config.servers_again = true;
     setting.config.restarts = 1;
     explore("1 worker, 2 servers, which are started again, 1 death, 1 refusal", &setting);
+}
+
+static void schedule_with_helpers_keeps_rules(void **state)
+{
+    (void)state;
+    world_setting setting =
+        setting_of(job_of(3, 0, 3, 2, 3), (world_budget){.deaths = 1, .signals = 1});
+    setting.config.helpers = 1;
+    explore("2 workers and a helper on 2 hosts", &setting);
+    setting = setting_of(job_of(3, 0, 3, 1, 3), (world_budget){.deaths = 2});
+    setting.config.helpers = 2;
+    explore("1 worker and 2 helpers", &setting);
 }
 
 static void schedule_with_more_faults_keeps_rules_long(void **state)
@@ -426,6 +439,7 @@ int main(void)
         cmocka_unit_test(schedule_of_job_with_fencing_keeps_rules),
         cmocka_unit_test(schedule_of_changing_hosts_keeps_rules),
         cmocka_unit_test(schedule_with_servers_keeps_rules),
+        cmocka_unit_test(schedule_with_helpers_keeps_rules),
         cmocka_unit_test(schedule_of_random_jobs_keeps_rules_long),
         cmocka_unit_test(schedule_with_more_faults_keeps_rules_long),
         cmocka_unit_test(schedule_of_four_workers_keeps_rules_long),

@@ -56,6 +56,11 @@ void gr_scheduler_end_after_failure(gr_scheduler *schedule)
     end_all(schedule, SIGTERM, grace_us < GRACE_FAILED_US_MAX ? grace_us : GRACE_FAILED_US_MAX);
 }
 
+void gr_scheduler_end_helpers(gr_scheduler *schedule)
+{
+    end_all(schedule, SIGTERM, schedule->config.grace_us);
+}
+
 void gr_scheduler_end_if_idle(gr_scheduler *schedule)
 {
     bool any = false;

@@ -66,6 +66,8 @@ void gr_scheduler_blame(gr_scheduler *schedule, gr_scheduler_reason reason);
 bool gr_scheduler_may_follow(const gr_scheduler *schedule, bool serves);
 void gr_scheduler_blame_loss(gr_scheduler *schedule, bool followed);
 void gr_scheduler_end_after_failure(gr_scheduler *schedule);
+/* The work is done: those that only help are asked to end. */
+void gr_scheduler_end_helpers(gr_scheduler *schedule);
 /* All that runs was asked to end: not longer than the time of grace. */
 void gr_scheduler_wait_for_end(gr_scheduler *schedule, int64_t grace_us);
 void gr_scheduler_kill_all(gr_scheduler *schedule);

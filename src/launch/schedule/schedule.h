@@ -63,6 +63,7 @@ typedef enum gr_host_state {
 typedef struct gr_scheduler_config {
     int workers, workers_min, workers_max; /* workers_min 0: the job needs all */
     int spares, restarts;
+    int helpers;       /* the last so many workers are asked to end when the others have */
     int slots;         /* numbers of workers */
     int servers;       /* parameter servers */
     int host_room;     /* hosts of workers at a time */

@@ -235,10 +235,24 @@ static void end_unused_agents(gr_scheduler *schedule)
     }
 }
 
+/* Does nobody run any more but those that only help? */
+static bool only_helpers_run(const gr_scheduler *schedule)
+{
+    int others = schedule->config.workers - schedule->config.helpers;
+    bool any = false;
+    for (int i = 0; i < others && !any; i++) {
+        any = schedule->slots[i].busy;
+    }
+    return schedule->config.helpers > 0 && !any;
+}
+
 void gr_scheduler_worker_ended(gr_scheduler *schedule, const gr_scheduler_event *event)
 {
     int host = schedule->slots[event->slot].host;
     weigh_end(schedule, event);
+    if (schedule->phase == GR_PHASE_RUNNING && only_helpers_run(schedule)) {
+        gr_scheduler_end_helpers(schedule);
+    }
     if (schedule->hosts[host].leaving && gr_scheduler_count_busy_of(schedule, host) == 0) {
         gr_scheduler_act(schedule, GR_ACTION_END_AGENT, host, -1, 0);
     }
