@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of the Python package share: programs that run as ranks."""
+import functools
 import importlib.util
+import os
 import pathlib
 import re
+import subprocess
 import sys
 import textwrap
 
@@ -27,8 +30,9 @@ def pytest_collection_modifyitems(items):
 class Ranks:
     """Runs a program on so many ranks."""
 
-    def __init__(self, gradus, folder):
+    def __init__(self, gradus, folder, python=sys.executable):
         self.gradus = gradus
+        self.python = python
         self.folder = folder
         self.environment = {"LIBGRADUS": gradus.library, "PYTHONPATH": str(SOURCE / "python"),
                             "PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -38,10 +42,10 @@ class Ranks:
         path.write_text(textwrap.dedent(text))
         return path
 
-    def __call__(self, count, text, *arguments, code=0, flags=()):
+    def __call__(self, count, text, *arguments, code=0, flags=(), timeout=blackbox.TIMEOUT_S):
         """Returns what each rank has written, a list of lines for each."""
-        done = self.gradus("run", "-np", count, *flags, "--", sys.executable, self.write(text),
-                           *arguments, env=self.environment)
+        done = self.gradus("run", "-np", count, *flags, "--", self.python, self.write(text),
+                           *arguments, env=self.environment, timeout=timeout)
         assert done.returncode == code, done.stdout + done.stderr
         self.err = done.stderr
         lines = [[] for _ in range(count)]
@@ -54,3 +58,41 @@ class Ranks:
 @pytest.fixture
 def ranks(gradus, tmp_path):
     return Ranks(gradus, tmp_path)
+
+
+@functools.lru_cache(None)
+def has(python, module):
+    """Whether that interpreter finds a module."""
+    text = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    try:
+        return subprocess.run([python, "-c", text], check=False, timeout=60).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def pythons_with(module, package):
+    """Interpreters for a test: this one, and for the long tests those of GRADUS_PYTHONS (paths with
+    colons between) that have the module; where there is none a skip that says so."""
+    here = [] if has(sys.executable, module) else [pytest.mark.skip(
+        f"{module} is not installed ({package})")]
+    found = [pytest.param(sys.executable, id="here", marks=here)]
+    named = [path for path in os.environ.get("GRADUS_PYTHONS", "").split(":") if path]
+    others = [path for path in named if has(path, module)]
+    found += [pytest.param(path, id=path, marks=pytest.mark.long) for path in others]
+    if not others:
+        found.append(pytest.param("", id="others", marks=[pytest.mark.long, pytest.mark.skip(
+            f"GRADUS_PYTHONS names no interpreter with {module} (CONTRIBUTING.md)")]))
+    return found
+
+
+def pytest_generate_tests(metafunc):
+    if "torch_ranks" in metafunc.fixturenames:
+        metafunc.parametrize("torch_ranks", pythons_with("torch", "Debian: python3-torch"),
+                             indirect=True)
+
+
+@pytest.fixture
+def torch_ranks(request, gradus, tmp_path):
+    made = Ranks(gradus, tmp_path, request.param)
+    made.environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # what is installed is none of ours
+    return made

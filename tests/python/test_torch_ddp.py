@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """DistributedDataParallel over the backend, and what goes wrong in it."""
-import importlib.util
-
 import pytest
 
-from conftest import SOURCE
+from conftest import SOURCE, has
 
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("PyTorch is not installed (Debian: python3-torch)", allow_module_level=True)
+# pytest.mark.long: the interpreters of GRADUS_PYTHONS (conftest.py)
 
 DDP = '''
 import copy
@@ -52,51 +49,156 @@ print(hashlib.sha256(data).hexdigest())
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_torch_ddp_has_the_gradients_of_one_process(ranks, count):
-    pytest.importorskip("numpy")
-    lines = ranks(count, DDP, SOURCE / "examples" / "digits" / "digits.csv.gz")
+def test_torch_ddp_has_the_gradients_of_one_process(torch_ranks, count):
+    if not has(torch_ranks.python, "numpy"):
+        pytest.skip("numpy is not installed")
+    lines = torch_ranks(count, DDP, SOURCE / "examples" / "digits" / "digits.csv.gz")
     assert len(lines[0]) == 1 and lines == [lines[0]] * count
 
 
-def test_torch_errors_say_who_did_what(ranks):
-    lines = ranks(2, '''
-        from datetime import timedelta
-        import torch
-        import torch.distributed as dist
-        import gradus.torch
-        dist.init_process_group("gradus")
-        me = dist.get_rank()
-        for call in (lambda: dist.all_reduce(torch.ones(2).to_sparse()),
-                     lambda: dist.all_to_all_single(torch.ones(2), torch.ones(2), [1, 2], [1, 1])):
-            try:
-                call()
-            except RuntimeError as error:
-                print(error)
-        if me == 0:
-            work = dist.irecv(torch.ones(1), 1)
-            try:
-                work.wait(timedelta(milliseconds=10))
-            except RuntimeError as error:
-                print(error)
-            dist.send(torch.ones(1), 1)
-            work.wait()
-        else:
-            dist.recv(torch.ones(1), 0)
-            dist.send(torch.ones(1), 0)
-        try:
-            dist.all_reduce(torch.ones(3 + me))
-        except RuntimeError as error:
-            print(error)
-        ''')
-    assert "not over after 0.01 s" in lines[0].pop(2)
-    for sparse, splits, shapes in lines:
-        assert "to_dense" in sparse and "2 rows" in splits
-        for words in ("rank 1", "3 f32", "4 f32"):
-            assert words in shapes
+WAYS = '''
+import contextlib
+import copy
+import sys
+import warnings
+import torch
+import torch.distributed as dist
+import gradus.torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+warnings.simplefilter("ignore")
+dist.init_process_group("gradus")
+n, me = dist.get_world_size(), dist.get_rank()
+torch.manual_seed(0)
 
 
-def test_torch_ddp_names_a_rank_that_dies_in_backward(ranks):
-    lines = ranks(3, '''
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = torch.nn.Linear(6, 16), torch.nn.Linear(16, 4)
+        self.other = torch.nn.Linear(16, 4)
+
+    def forward(self, x, which=0):
+        x = torch.relu(self.one(x))
+        return self.two(x) if which == 0 else self.other(x)
+
+
+net = Net()
+x, y = torch.randn(4 * n, 6), torch.randn(4 * n, 4)
+part = slice(4 * me, 4 * me + 4)
+loss_of = torch.nn.MSELoss()
+
+
+def train(model, optimizer, x, y, steps=3):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of(model(x), y).backward()
+        optimizer.step()
+
+
+def weights(model):
+    return [param.detach().clone() for param in model.parameters()]
+
+
+def close(found, expected, what, tolerance=1e-5):
+    for one, other in zip(found, expected):
+        assert torch.allclose(one, other, rtol=tolerance, atol=tolerance), what
+    print(what)
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+alone = copy.deepcopy(net)
+train(alone, sgd(alone), x, y)
+used = [one for name, one in alone.named_parameters() if "other" not in name]
+
+for what, settings in {"find_unused": dict(find_unused_parameters=True),
+                       "static_graph": dict(static_graph=True),
+                       "bucket_view": dict(gradient_as_bucket_view=True,
+                                           find_unused_parameters=True)}.items():
+    model = DDP(copy.deepcopy(net), **settings)
+    train(model, sgd(model), x[part], y[part])
+    close(weights(model), weights(alone), what)
+
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+for what, hook, tolerance in (("allreduce_hook", default_hooks.allreduce_hook, 1e-5),
+                              ("fp16_hook", default_hooks.fp16_compress_hook, 1e-2),
+                              ("powerSGD_hook", powerSGD_hook.powerSGD_hook, 0.1)):
+    # Of PowerSGD a callback starts operations: no others may go on meanwhile, as of unused weights.
+    model = DDP(torch.nn.Sequential(copy.deepcopy(net.one), torch.nn.ReLU(),
+                                    copy.deepcopy(net.two)))
+    state = None
+    if "power" in what:
+        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
+    model.register_comm_hook(state, hook)
+    train(model, sgd(model), x[part], y[part])
+    close(weights(model), used, what, tolerance)
+
+model = DDP(copy.deepcopy(net), find_unused_parameters=True)
+with model.no_sync():
+    loss_of(model(x[part]), y[part]).backward()
+loss_of(model(x[part]), y[part]).backward()
+twice = copy.deepcopy(net)
+(2 * loss_of(twice(x), y)).backward()
+close([one.grad for one in model.module.one.parameters()],
+      [one.grad for one in twice.one.parameters()], "no_sync")
+
+model = DDP(torch.nn.Linear(6, 4))
+with model.join():  # rank 0 has less to do
+    for _ in range(1 if me == 0 else 2):
+        loss_of(model(x[part]), y[part]).backward()
+print("join")
+
+from torch.distributed.optim import ZeroRedundancyOptimizer
+model = DDP(copy.deepcopy(net), find_unused_parameters=True)
+train(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9),
+      x[part], y[part])
+close(weights(model), weights(alone), "zero")
+
+new = not torch.__version__.startswith("1.")
+if new:
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+    model = FSDP(copy.deepcopy(net), device_id=torch.device("cpu"), use_orig_params=True)
+    train(model, sgd(model), x[part], y[part])
+    with FSDP.summon_full_params(model):
+        close([one for name, one in model.named_parameters() if "other" not in name], used, "fsdp1")
+try:
+    from torch.distributed.fsdp import fully_shard
+except (ImportError, ValueError):  # torch 1.13 with Python 3.11
+    fully_shard = None
+if fully_shard is not None:
+    from torch.distributed.device_mesh import init_device_mesh
+    mesh = init_device_mesh("cpu", (n,))
+    model = copy.deepcopy(net)
+    fully_shard(model.one, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    train(model, sgd(model), x[part], y[part])
+    close([one.full_tensor() for name, one in model.named_parameters() if "other" not in name],
+          used, "fsdp2")
+if new and "compile" in sys.argv:
+    model = torch.compile(DDP(copy.deepcopy(net), find_unused_parameters=True), backend="aot_eager")
+    train(model, sgd(model), x[part], y[part])
+    close(weights(model), weights(alone), "compile", 1e-4)
+'''
+OLD = ["find_unused", "static_graph", "bucket_view", "allreduce_hook", "fp16_hook",
+       "powerSGD_hook", "no_sync", "join", "zero"]
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_torch_ways_to_train_in_parallel_lead_to_the_weights_of_one_process(torch_ranks, count):
+    """DDP with what it can be told, sharded optimizers and, from torch 2 on, sharded weights."""
+    if not has(torch_ranks.python, "numpy"):
+        pytest.skip("numpy is not installed")
+    lines = torch_ranks(count, WAYS, "compile")
+    for line in lines:
+        assert line == lines[0] and line[:len(OLD)] == OLD
+        assert line[len(OLD):] in ([], ["fsdp1", "compile"], ["fsdp1", "fsdp2", "compile"])
+
+
+def test_torch_ddp_names_a_rank_that_dies_in_backward(torch_ranks):
+    lines = torch_ranks(3, '''
         import os
         import signal
         import torch
@@ -112,4 +214,4 @@ def test_torch_ddp_names_a_rank_that_dies_in_backward(ranks):
         except RuntimeError as error:
             print("rank 1 died" in str(error), flush=True)
         ''', code=1)
-    assert lines == [["True"], [], ["True"]], ranks.err
+    assert lines == [["True"], [], ["True"]], torch_ranks.err

@@ -12,7 +12,7 @@ It also has Horovod's interface, for programs that are written for that (docs/ho
 
 docs/python.md is the guide."""
 from . import elastic
-from ._c10d import ProcessGroup, Work
+from ._c10d import ProcessGroup, Work, monitored_barrier
 from ._compression import Compression
 from ._functions import (allgather_object, broadcast_object, broadcast_optimizer_state,
                          broadcast_parameters)
@@ -26,5 +26,5 @@ from .elastic import HostsUpdatedInterrupt
 
 __all__ = ["Compression", "DistributedOptimizer", "HostsUpdatedInterrupt", "ProcessGroup",
            "SyncBatchNorm", "Work", "allgather_object", "broadcast_object",
-           "broadcast_optimizer_state", "broadcast_parameters", "elastic"]
+           "broadcast_optimizer_state", "broadcast_parameters", "elastic", "monitored_barrier"]
 __all__ += _names_of_ops + _names_of_world

@@ -10,7 +10,9 @@ Elsewhere (torchrun, any init_method) they meet through the store of torch.distr
 which a fresh secret passes: it is as trustworthy as that store."""
 import collections
 import os
+import sys
 import threading
+import time
 from datetime import timedelta
 from typing import Any, Callable, List, Optional, Sequence
 
@@ -27,6 +29,7 @@ __all__ = ["ProcessGroup", "Work"]
 _OPS = [(dist.ReduceOp.SUM, "sum"), (dist.ReduceOp.AVG, "average"), (dist.ReduceOp.MIN, "min"),
         (dist.ReduceOp.MAX, "max"), (dist.ReduceOp.PRODUCT, "product"),
         (dist.ReduceOp.BAND, "band"), (dist.ReduceOp.BOR, "bor"), (dist.ReduceOp.BXOR, "bxor")]
+_BARRIER_TAG = 1 << 30  # and above: the tags of monitored barriers
 _KEPT = 16  # works that C++ may still ask for their future when they are over
 
 
@@ -161,9 +164,15 @@ def _one(tensors: Sequence[Any]) -> Any:
 class ProcessGroup(dist.ProcessGroup):
     """A group of torch.distributed over a gradus.Communicator, which is `communicator`."""
 
-    def __init__(self, communicator: Communicator) -> None:
+    supports_splitting = supports_coalescing = _supports_time_estimate = False
+
+    def __init__(self, communicator: Communicator, timeout_s: float) -> None:
         super().__init__(communicator.rank, communicator.size)
         self.communicator = communicator
+        self._timeout_s = timeout_s
+        self._barriers = 0
+        self._sequence = 0
+        self._names = {"name": "", "desc": ""}
         # C++ holds only its own half of a Work: Python's must live until that has been asked.
         self._works: "collections.deque[Work]" = collections.deque(maxlen=_KEPT)
 
@@ -173,9 +182,43 @@ class ProcessGroup(dist.ProcessGroup):
     name = _get_backend_name = getBackendName
 
     def _work(self, futures: List[Future], tensors: Sequence[torch.Tensor], finish=None) -> Work:
+        self._sequence += 1
         work = Work(futures, list(tensors), finish)
         self._works.append(work)
         return work
+
+    # torch 2 keeps names in the group's backends, which one of Python's does not have. C++ asks for
+    # the long names of methods, Python for the others.
+    def _set_group_name(self, name: str) -> None:
+        self._names["name"] = name
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._names["desc"] = desc
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._names["name"]
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._names["desc"]
+
+    setGroupName, setGroupDesc = _set_group_name, _set_group_desc  # noqa: N815
+    group_name, group_desc = property(getGroupName), property(getGroupDesc)
+
+    def _get_backend(self, device: Any) -> "ProcessGroup":
+        """Newer versions of torch ask the backend of a device what it can do."""
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(f"gradus is for tensors on the CPU, not on {device}")
+        return self
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        return False
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._sequence = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        """How many operations were begun: alike on all ranks, but for messages."""
+        return self._sequence
 
     def broadcast(self, tensors, opts=None):
         root = 0 if opts is None else opts.rootRank
@@ -274,6 +317,13 @@ class ProcessGroup(dist.ProcessGroup):
         future = self.communicator.alltoall_start(source, out[0], *counts)
         return self._work([future], [output], _put_back(out, [output]))
 
+    # As newer versions of torch call the same.
+    all_gather_single = _allgather_base
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+    reduce_scatter_single = _reduce_scatter_base
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+    all_to_all_single = alltoall_base
+
     def barrier(self, opts=None):
         return self._work([self.communicator.barrier_start()], [])
 
@@ -288,6 +338,41 @@ class ProcessGroup(dist.ProcessGroup):
 
     def recv_anysource(self, tensors, tag=0):
         return self.recv(tensors, ANY_SOURCE, tag)
+
+    def monitored_barrier(self, timeout: Optional[timedelta] = None,
+                          wait_all_ranks: bool = False) -> None:
+        """Waits for all ranks, as torch.distributed.monitored_barrier of gloo: rank 0 names those
+        that have not come in time, the first one or, with `wait_all_ranks`, all. `timeout` None is
+        that of the group."""
+        comm, seconds = self.communicator, self._timeout_s
+        if timeout is not None and timeout.total_seconds() > 0:
+            seconds = timeout.total_seconds()
+        self._barriers += 1
+        tag = _BARRIER_TAG + self._barriers % _BARRIER_TAG
+        name = "monitored barrier"
+        if comm.rank != 0:
+            comm.send_start(bytes(1), 0, tag, name=name)
+            if not comm.recv_start(bytearray(1), 0, tag, name=name).wait(seconds):
+                raise TimeoutError(f"rank 0 has not let rank {comm.rank} go on from the monitored "
+                                   f"barrier within {seconds:g} s; it says which has not come",
+                                   rank=comm.rank, peer=0, operation="monitored_barrier")
+            return
+        end = time.monotonic() + seconds
+        missing = []
+        words = [(peer, comm.recv_start(bytearray(1), peer, tag, name=name))
+                 for peer in range(1, comm.size)]
+        for peer, came in words:
+            if not came.wait(max(0.0, end - time.monotonic())):
+                missing.append(peer)
+                if not wait_all_ranks:
+                    break
+        if missing:
+            listed = ", ".join(str(peer) for peer in missing)
+            raise TimeoutError(f"rank{'s' if len(missing) > 1 else ''} {listed} did not come to "
+                               f"the monitored barrier within {seconds:g} s", rank=0,
+                               peer=missing[0], operation="monitored_barrier")
+        for peer in range(1, comm.size):
+            comm.send_start(bytes(1), peer, tag, name=name)
 
     def abort(self) -> None:
         self.communicator.abort("torch.distributed ended the group")
@@ -325,6 +410,14 @@ class _Job:
 _job = _Job()
 
 
+def job_communicator() -> Communicator:
+    """That of all processes of the job; alone, where nobody has started one."""
+    with _job.lock:
+        if _job.communicator is None:
+            _job.communicator = Communicator()
+        return _job.communicator
+
+
 def _gather_by_job(job: Communicator, ranks: Sequence[int]):
     """Gathers bytes of these ranks by messages of the job."""
     def gather(mine: bytes) -> List[bytes]:
@@ -345,6 +438,7 @@ def _create(told: Any, _: Any = None) -> ProcessGroup:
     """What torch.distributed calls for init_process_group("gradus") and new_group, on the members
     alone. `told` has the store, group_rank, group_size, timeout, and the ranks in the job, none for
     all."""
+    _refuse_others(sys._getframe(1))
     seconds = told.timeout.total_seconds()
     ranks = list(told.global_ranks_in_group) or list(range(told.group_size))
     job = _job.get(seconds)
@@ -353,7 +447,25 @@ def _create(told: Any, _: Any = None) -> ProcessGroup:
     else:
         way = {"store": told.store}
     return ProcessGroup(Communicator(rank=told.group_rank, size=told.group_size,
-                                     op_timeout=seconds, **way))
+                                     op_timeout=seconds, **way), seconds)
+
+
+def _refuse_others(caller: Any) -> None:
+    """torch takes a group of Python's for all devices, whatever "cpu:gradus,cuda:nccl" says, and
+    tells nobody whom it asks for a part of a group which the others are."""
+    config = caller.f_locals.get("backend_config")
+    backends = set(config.get_device_backend_map().values()) if config is not None else set()
+    if len(backends) > 1:
+        raise InvalidError(f"one group cannot have the backends {' and '.join(sorted(backends))}; "
+                           "make a group of gradus for tensors on the CPU, and another one "
+                           "(torch.distributed.new_group(backend=...)) for the devices")
+
+
+def monitored_barrier(group: Any = None, timeout: Optional[timedelta] = None,
+                      wait_all_ranks: bool = False) -> None:
+    """torch.distributed.monitored_barrier, which torch itself gives to gloo alone."""
+    group = dist.distributed_c10d._get_default_group() if group is None else group
+    group.monitored_barrier(timeout, wait_all_ranks)
 
 
 def _register() -> None:

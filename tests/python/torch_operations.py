@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank of test_torch.py: each operation of torch.distributed, with each type that it takes,
+waited for at once and later, on tensors with gaps and without, against values made here."""
+import os
+import sys
+import warnings
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import gradus.torch
+
+warnings.simplefilter("ignore")  # torch calls some of its functions deprecated
+dist.init_process_group("gradus")
+n, me = dist.get_world_size(), dist.get_rank()
+root = n - 1
+REAL = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+WHOLE = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
+NEW = [getattr(torch, name) for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)]
+MIXED = [torch.bool, torch.complex64, torch.complex128]
+ALL = REAL + WHOLE + NEW + MIXED
+Op = dist.ReduceOp
+SUMS = [kind for kind in ALL]
+REDUCTIONS = [(Op.SUM, ALL), (Op.AVG, REAL), (Op.MIN, REAL + WHOLE), (Op.MAX, REAL + WHOLE),
+              (Op.PRODUCT, REAL + WHOLE), (Op.BAND, WHOLE), (Op.BOR, WHOLE), (Op.BXOR, WHOLE)]
+gather_single = getattr(dist, "all_gather_into_tensor", None) or dist._all_gather_base
+scatter_single = getattr(dist, "reduce_scatter_tensor", None) or dist._reduce_scatter_base
+seen = 0
+
+
+def of(rank, kind, *shape):
+    """Small whole numbers."""
+    count = 1
+    for extent in shape:
+        count *= extent
+    return ((torch.arange(count) + rank) % 3).reshape(shape).to(kind)
+
+
+def wide(tensor):
+    return tensor.to(torch.complex128 if tensor.dtype.is_complex else torch.float64)
+
+
+def same(found, expected):
+    global seen
+    seen += 1
+    assert found.dtype == expected.dtype and found.shape == expected.shape, (found, expected)
+    assert torch.equal(wide(found), wide(expected)), (found, expected)
+
+
+def reduced(parts, op=Op.SUM):
+    kind = parts[0].dtype
+    if kind == torch.bool:
+        return torch.stack(parts).any(0)
+    if op in (Op.BAND, Op.BOR, Op.BXOR):
+        result = parts[0].clone()
+        for part in parts[1:]:
+            result = {Op.BAND: result & part, Op.BOR: result | part}.get(op, result ^ part)
+        return result
+    every = torch.stack([wide(part) for part in parts])
+    if op == Op.MIN or op == Op.MAX:
+        return (every.amin(0) if op == Op.MIN else every.amax(0)).to(kind)
+    if op == Op.PRODUCT:
+        return every.prod(0).to(kind)
+    return every.sum(0).to(kind) if op == Op.SUM else every.sum(0).to(kind) / n
+
+
+def laid_out(tensor, apart):
+    """The same elements, with gaps between if `apart`."""
+    if not apart:
+        return tensor.clone()
+    gaps = torch.zeros(tensor.shape + (2,), dtype=tensor.dtype)
+    gaps[..., 0] = tensor
+    return gaps[..., 0]
+
+
+def do(later, call, *arguments, **more):
+    if not later:
+        call(*arguments, **more)
+        return
+    work = call(*arguments, async_op=True, **more)
+    work.wait()
+    assert work.is_completed()
+
+
+def check_reductions(kind, apart, later, mine):
+    every = [of(rank, kind, 2, 3) for rank in range(n)]
+    for op, kinds in REDUCTIONS:
+        if kind in kinds:
+            x = mine(2, 3)
+            do(later, dist.all_reduce, x, op)
+            same(x, reduced(every, op))
+    x = mine(2, 3)
+    do(later, dist.reduce, x, root)
+    if me == root:
+        same(x, reduced(every))
+    blocks = [[of(rank + 5 * block, kind, 3) for block in range(n)] for rank in range(n)]
+    out = laid_out(torch.zeros(3, dtype=kind), apart)
+    do(later, dist.reduce_scatter, out, [laid_out(block, apart) for block in blocks[me]])
+    same(out, reduced([blocks[rank][me] for rank in range(n)]))
+    out = laid_out(torch.zeros(3, dtype=kind), apart)
+    do(later, scatter_single, out, laid_out(torch.cat([wide(one) for one in blocks[me]]).to(kind),
+                                            apart))
+    same(out, reduced([blocks[rank][me] for rank in range(n)]))
+
+
+def check_moves(kind, apart, later, mine, empty):
+    every = [of(rank, kind, 2, 3) for rank in range(n)]
+    x = mine(2, 3)
+    do(later, dist.broadcast, x, root)
+    same(x, every[root])
+    out = [empty(2, 3) for _ in range(n)]
+    do(later, dist.all_gather, out, mine(2, 3))
+    for rank in range(n):
+        same(out[rank], every[rank])
+    out = empty(2 * n, 3)
+    do(later, gather_single, out, mine(2, 3))
+    for rank in range(n):
+        same(out[2 * rank:2 * rank + 2], every[rank])
+    out = [empty(2, 3) for _ in range(n)] if me == root else None
+    do(later, dist.gather, mine(2, 3), out, root)
+    for rank in range(n if me == root else 0):
+        same(out[rank], every[rank])
+    out = empty(2, 3)
+    do(later, dist.scatter, out, [laid_out(one, apart) for one in every] if me == root else None,
+       root)
+    same(out, every[me])
+    out = empty(2 * n, 3)
+    do(later, dist.all_to_all_single, out, mine(2 * n, 3))
+    for rank in range(n):
+        same(out[2 * rank:2 * rank + 2], of(rank, kind, 2 * n, 3)[2 * me:2 * me + 2])
+    gives, gets = list(range(n)), [me] * n
+    out = empty(sum(gets), 3)
+    do(later, dist.all_to_all_single, out, mine(sum(gives), 3), gets, gives)
+    first = sum(gives[:me])
+    for rank in range(n):
+        same(out[me * rank:me * rank + me], of(rank, kind, sum(gives), 3)[first:first + me])
+    out = [empty(me + 1) for _ in range(n)]
+    do(later, dist.all_to_all, out, [laid_out(of(me, kind, rank + 1), apart) for rank in range(n)])
+    for rank in range(n):
+        same(out[rank], of(rank, kind, me + 1))
+    check_messages(every, apart, empty)
+
+
+def check_messages(every, apart, empty):
+    out = empty(2, 3)
+    if n > 1 and me == 0:
+        dist.send(laid_out(every[0], apart), 1, tag=5)
+        dist.isend(laid_out(every[0], apart), 1, tag=6).wait()
+    elif me == 1:
+        assert dist.recv(out, 0, tag=6) == 0
+        same(out, every[0])
+        out.zero_()
+        assert dist.recv(out, tag=5) == 0
+        same(out, every[0])
+    if n > 1:
+        out = empty(2, 3)
+        works = dist.batch_isend_irecv([
+            dist.P2POp(dist.isend, laid_out(every[me], apart), (me + 1) % n),
+            dist.P2POp(dist.irecv, out, (me - 1) % n)])
+        for work in works:
+            work.wait()
+        same(out, every[(me - 1) % n])
+
+
+def check_coalesced():
+    x = [torch.full((2,), float(me)), torch.full((3,), 1.0)]
+    dist.all_reduce_coalesced(x)
+    expected = torch.tensor([n * (n - 1) / 2] * 2 + [float(n)] * 3)
+    same(torch.cat(x), expected)
+    out = [[torch.zeros(2), torch.zeros(1)] for _ in range(n)]
+    dist.all_gather_coalesced(out, [torch.full((2,), float(me)), torch.full((1,), 9.0)])
+    for rank in range(n):
+        same(torch.cat(out[rank]), torch.tensor([float(rank), float(rank), 9.0]))
+    if not hasattr(dist, "_coalescing_manager") or torch.__version__.startswith("1."):
+        return
+    for later in (False, True):
+        x = [torch.full((2,), float(me)), torch.full((3,), 1.0)]
+        with dist._coalescing_manager(async_ops=later) as manager:
+            for one in x:
+                dist.all_reduce(one)
+        if later:
+            manager.wait()
+        same(torch.cat(x), expected)
+        out = [torch.zeros(2 * n), torch.zeros(n)]
+        with dist._coalescing_manager(async_ops=later) as manager:
+            gather_single(out[0], torch.full((2,), float(me)))
+            gather_single(out[1], torch.full((1,), float(me)))
+        if later:
+            manager.wait()
+        same(out[0], torch.arange(n).repeat_interleave(2).float())
+        same(out[1], torch.arange(n).float())
+        out = torch.zeros(2)
+        with dist._coalescing_manager(async_ops=later) as manager:
+            scatter_single(out, torch.arange(2.0 * n))
+        if later:
+            manager.wait()
+        same(out, torch.arange(2.0 * n)[2 * me:2 * me + 2] * n)
+
+
+def check_works():
+    found = torch.ones(2)
+    future = dist.all_reduce(found, async_op=True).get_future()
+    same(future.then(lambda one: one.value()[0] * 2).wait(), torch.full((2,), 2.0 * n))
+    group = dist.distributed_c10d._get_default_group()
+    before = group._get_sequence_number_for_group()
+    dist.all_reduce(found)
+    assert group._get_sequence_number_for_group() == before + 1
+    work = dist.barrier(async_op=True)
+    assert work.wait(timedelta(seconds=60)) and work.exception() is None and work.is_success()
+    gradus.torch.monitored_barrier(timeout=timedelta(seconds=60))
+    gradus.torch.monitored_barrier(wait_all_ranks=True)
+
+
+def check_objects():
+    objects = [None] * n
+    dist.all_gather_object(objects, {"rank": me})
+    assert objects == [{"rank": rank} for rank in range(n)]
+    objects = [me, "x" * me] if me == root else [None, None]
+    dist.broadcast_object_list(objects, root)
+    assert objects == [root, "x" * root]
+    out = [None] * n if me == 0 else None
+    dist.gather_object(me, out, 0)
+    assert me or out == list(range(n))
+    out = [None]
+    dist.scatter_object_list(out, list("abcd"[:n]) if me == 0 else None, 0)
+    assert out == ["abcd"[me]]
+    if n > 1 and hasattr(dist, "send_object_list"):
+        if me == 0:
+            dist.send_object_list([{"a": 1}, None], 1)
+        elif me == 1:
+            out = [None, 0]
+            dist.recv_object_list(out, 0)
+            assert out == [{"a": 1}, None]
+
+
+def check_groups():
+    some = dist.new_group(sorted({root, 0}))
+    x = torch.ones(1) * me
+    if me in (0, root):
+        dist.all_reduce(x, group=some)
+        same(x, torch.ones(1) * root)
+        dist.broadcast(x, root, group=some)
+        gradus.torch.monitored_barrier(some)
+    alone = [dist.new_group([rank]) for rank in range(n)]
+    x = torch.ones(1) * me
+    dist.all_reduce(x, group=alone[me])
+    same(x, torch.ones(1) * me)
+
+
+def check_functional():
+    """What torch.compile and DTensor call."""
+    try:
+        import torch.distributed._functional_collectives as functional
+    except ImportError:
+        return
+    if torch.__version__.startswith("2.0"):
+        return
+    group = dist.group.WORLD
+    same(functional.all_reduce(torch.ones(3) * me, "sum", group) + 0,
+         torch.full((3,), n * (n - 1) / 2))
+    same(functional.all_gather_tensor(torch.ones(1, 2) * me, 0, group) + 0,
+         torch.arange(n).float().repeat_interleave(2).view(n, 2))
+    same(functional.reduce_scatter_tensor(torch.arange(2.0 * n), "sum", 0, group) + 0,
+         torch.arange(2.0 * n)[2 * me:2 * me + 2] * n)
+    same(functional.all_to_all_single(torch.arange(float(n)), None, None, group) + 0,
+         torch.full((n,), float(me)))
+    same(functional.broadcast(torch.ones(2) * me, root, group) + 0, torch.ones(2) * root)
+    two = functional.all_reduce_coalesced([torch.ones(1), torch.ones(2) * me], "sum", group)
+    same(torch.cat([one + 0 for one in two]), torch.tensor([float(n)] + [n * (n - 1) / 2] * 2))
+
+
+for one in ALL:
+    for gaps in (False, True):
+        for waits_later in (False, True):
+            def given(*shape, kind=one, apart=gaps):
+                return laid_out(of(me, kind, *shape), apart)
+
+            def room(*shape, kind=one, apart=gaps):
+                return laid_out(torch.zeros(shape, dtype=kind), apart)
+            check_reductions(one, gaps, waits_later, given)
+            check_moves(one, gaps, waits_later, given, room)
+check_coalesced()
+check_works()
+check_objects()
+check_groups()
+check_functional()
+dist.barrier()
+dist.destroy_process_group()
+dist.init_process_group("gradus", init_method=f"file://{os.getcwd()}/again", rank=me, world_size=n)
+total = torch.ones(1)
+dist.all_reduce(total)
+print(total.item(), seen > 500)
+sys.stdout.flush()
