@@ -345,6 +345,34 @@ class Communicator:
         return self.allreduce_start(data, out, op, prescale=prescale, postscale=postscale,
                                     name=name, dtype=dtype).result()
 
+    def allreduce_shards_start(self, partials: Sequence[Any], shards: int, op: str = "sum", *,
+                               name: Optional[str] = None, dtype: Any = None) -> Future:
+        """Begins the sum over `shards` contributions, with the same bits for any number of ranks:
+        gr_allreduce_shards in include/gradus/shards.h says which partial sums a rank passes. They
+        may be overwritten; the first one has the result, on all ranks. `op` is "sum" or "average",
+        which divides by `shards`. Raises as allreduce_start."""
+        call = Call(coll=_ALLREDUCE, site=_site(), shards=shards, prescale=1.0, postscale=1.0,
+                    name=None if name is None else name.encode())
+        buffers: List[Buffer] = []
+        try:
+            if op not in OPS:
+                raise InvalidError(f"op is {op!r}; it is one of sum, average")
+            kind = None if dtype is None else dtype_of(dtype)
+            for partial in partials:
+                buffers.append(borrow(partial, True, "a partial sum", kind))
+            if len({(buffer.dtype, buffer.count) for buffer in buffers}) != 1:
+                raise InvalidError("the partial sums are not of one type and size, or there are "
+                                   "none")
+        except InvalidError as error:
+            for buffer in buffers:
+                buffer.release()
+            raise InvalidError(error.sentence, rank=self._rank, operation="allreduce") from None
+        call.op, call.dtype, call.count = OPS[op], buffers[0].dtype, buffers[0].count
+        array = (c_void_p * len(buffers))(*[buffer.address for buffer in buffers])
+        call.partials = ctypes.addressof(array)
+        call._partials = array
+        return self._submit(call, Future(self, "allreduce", buffers, partials[0]), buffers)
+
     def broadcast_start(self, data: Any, root: int = 0, *, name: Optional[str] = None,
                         dtype: Any = None) -> Future:
         """Every rank ends with root's `data`, which only root's is read from and the others'

@@ -10,10 +10,11 @@ It also has Horovod's interface, for programs that are written for that (docs/ho
     import gradus.torch as hvd
     hvd.init()
 
-docs/python.md is the guide."""
+ExactOptimizer trains to the same bits with any number of workers. docs/python.md is the guide."""
 from . import elastic
 from ._c10d import ProcessGroup, Work, monitored_barrier
 from ._compression import Compression
+from ._exact import ExactOptimizer
 from ._functions import (allgather_object, broadcast_object, broadcast_optimizer_state,
                          broadcast_parameters)
 from ._ops import *  # noqa: F401,F403
@@ -24,7 +25,7 @@ from ._world import *  # noqa: F401,F403
 from ._world import __all__ as _names_of_world
 from .elastic import HostsUpdatedInterrupt
 
-__all__ = ["Compression", "DistributedOptimizer", "HostsUpdatedInterrupt", "ProcessGroup",
-           "SyncBatchNorm", "Work", "allgather_object", "broadcast_object",
+__all__ = ["Compression", "DistributedOptimizer", "ExactOptimizer", "HostsUpdatedInterrupt",
+           "ProcessGroup", "SyncBatchNorm", "Work", "allgather_object", "broadcast_object",
            "broadcast_optimizer_state", "broadcast_parameters", "elastic", "monitored_barrier"]
 __all__ += _names_of_ops + _names_of_world
