@@ -112,6 +112,7 @@ class Cluster:
 
     def __init__(self, operator, gang_scheduler=""):
         self.objects, self.events = {}, []
+        self.writes = set()  # (verb, apiVersion, kind)
         self.versions, self.gang_scheduler = itertools.count(1), gang_scheduler
         self.now = datetime.datetime(2026, 1, 31, 12)
         self.again_at = None  # when the operator asked to look again
@@ -181,6 +182,7 @@ class Cluster:
         self.again_at = self.now + after if after else None
         for write in result["writes"]:
             thing, verb = write["object"], write["verb"]
+            self.writes.add((verb, thing["apiVersion"], thing["kind"]))
             if verb == "create":
                 self.create(thing)
             elif verb == "delete":

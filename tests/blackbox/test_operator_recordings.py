@@ -298,6 +298,25 @@ class Replay:
             [f"less: {one}" for one in sorted(theirs - ours)]
 
 
+def permitted(kind, api_version):
+    """(verb, group, resource) of the roles that an operator of this kind has."""
+    names = {"gradus-operator"}
+    if (kind, api_version) == ("MPIJob", "kubeflow.org/v1"):
+        names.add("gradus-operator-mpijob-v1")
+    roles = documents((SOURCE / "deploy" / "base" / "role.yaml").read_text())
+    return {(verb, group, resource)
+            for role in roles if role["metadata"]["name"] in names for rule in role["rules"]
+            for verb in rule["verbs"] for group in rule["apiGroups"]
+            for resource in rule["resources"]}
+
+
+def right_of(write):
+    verb, api_version, kind = write
+    group = api_version.split("/")[0] if "/" in api_version else ""
+    resource = kind.lower() + "s"
+    return ("update", group, f"{resource}/status") if verb == "status" else (verb, group, resource)
+
+
 @pytest.mark.skipif(not SCENARIOS, reason="no recordings.tar.xz of the reference operators "
                                           "(GRADUS_KUBE names its folder)")
 @pytest.mark.parametrize("name", SCENARIOS or ["none"])
@@ -314,6 +333,8 @@ def test_operator_steps_of_recording_same_objects_and_events(name):
             assert not sentences, "\n".join(sentences)
     if begin is None:
         assert bool(replay.unlike_events()) == ("events" in meant), replay.unlike_events()
+    rights = permitted(replay.kind, replay.manifest["apiVersion"])
+    assert {right_of(write) for write in replay.cluster.writes} <= rights
 
 
 REFUSED = [name for name, files in SCENARIOS.items() if "webhook" in files.get("error.txt", "")]
