@@ -15,8 +15,10 @@ BUILD = pathlib.Path(os.environ["GRADUS_BUILD_DIR"])
 PODS, JOBS, SERVICES = "/v1/pods", "batch/v1/jobs", "/v1/services"
 MPIJOBS = "kubeflow.org/v2beta1/mpijobs"
 LEASES = "coordination.k8s.io/v1/leases"
-QUICK = ("--leader-elect-lease-duration", "2s", "--leader-elect-renew-deadline", "1s",
+# A busy machine holds an operator up for seconds: it is not to lose the lease by that.
+LEASE = ("--leader-elect-lease-duration", "60s", "--leader-elect-renew-deadline", "50s",
          "--leader-elect-retry-period", "200ms")
+QUICK = ("--leader-elect-lease-duration", "5s", "--leader-elect-renew-deadline", "4s")
 
 
 class Operator:
@@ -24,7 +26,7 @@ class Operator:
         self.process = subprocess.Popen(
             [BUILD / "gradus", "operator", "--kubeconfig", kubeconfig, "--metrics-bind-address",
              "127.0.0.1:0", "--health-probe-bind-address", "0", "--lock-namespace", "team",
-             *QUICK, *flags], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+             *LEASE, *flags], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE, text=True, **how)
         self.lines, self.came, self.code = [], threading.Condition(), None
         self.reader = threading.Thread(target=self.read, daemon=True)

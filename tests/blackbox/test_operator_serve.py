@@ -14,7 +14,8 @@ import pytest
 
 import kube_api
 from conftest import TIMEOUT_S, wait_until
-from kube_operator import (BUILD, JOBS, LEASES, MPIJOBS, PODS, SERVICES, Cluster, Operator, mpi_job)
+from kube_operator import (BUILD, JOBS, LEASES, MPIJOBS, PODS, QUICK, SERVICES, Cluster, Operator,
+                           mpi_job)
 
 
 @pytest.fixture(scope="module")
@@ -255,8 +256,7 @@ def test_history_that_is_gone_is_listed_anew(api, cluster, operator):
 
 
 def test_server_that_is_killed_and_started_again(api, cluster, config):
-    with Operator(config, "--leader-elect-renew-deadline", "60s", "--leader-elect-lease-duration",
-                  "61s") as operator:
+    with Operator(config) as operator:
         cluster.submit(mpi_job("a"))
         cluster.await_workers("a", 2)
         api.close()
@@ -285,9 +285,9 @@ def test_objects_that_are_refused_are_told(api, cluster, operator):
 
 # ---- Several operators --------------------------------------------------------------------------
 def test_leader_that_is_killed_is_replaced(api, cluster, config):
-    with Operator(config) as first:
+    with Operator(config, *QUICK) as first:
         first.wait_for("leads, by the lease mpi-operator")
-        with Operator(config) as second:
+        with Operator(config, *QUICK) as second:
             second.wait_for('stands by: "')
             second.ready()
             assert first.metric("mpi_operator_is_leader") == 1
@@ -305,10 +305,9 @@ def test_leader_that_is_killed_is_replaced(api, cluster, config):
 
 
 def test_leader_that_ends_in_order_leaves_the_lease(api, cluster, config):
-    long = ("--leader-elect-lease-duration", "1000s", "--leader-elect-renew-deadline", "900s")
-    with Operator(config, *long) as first:
+    with Operator(config) as first:
         first.wait_for("leads")
-        with Operator(config, *long) as second:
+        with Operator(config) as second:
             second.wait_for("stands by")
             cluster.submit(mpi_job("a"))
             cluster.await_workers("a", 2)
@@ -332,7 +331,7 @@ def test_leader_that_loses_the_lease_ends(api, cluster, config):
 
 
 def test_leader_that_cannot_renew_ends(api, config):
-    with Operator(config) as operator:
+    with Operator(config, *QUICK) as operator:
         operator.wait_for("leads")
         api.fault("^(GET|PUT) .*/leases", kube_api.hang, times=1000)
         assert operator.end() == 1

@@ -3,6 +3,7 @@
 /* What the controller wants becomes requests, and what watches and answers say is told to it. */
 
 #include "base/fail.h"
+#include "operator/cut.h"
 #include "operator/object.h"
 #include "operator/serve/serve_internal.h"
 
@@ -84,6 +85,8 @@ gr_status gr_serve_watch_again(gr_serve *serve, size_t index, gr_diag *diag)
     gr_kube_watch_options options = {.resource = one->resource.name,
                                      .space = row->is_global ? NULL : serve->options->space,
                                      .label_selector = row->selector,
+                                     .cut = gr_operator_resource_cut,
+                                     .cut_arg = row,
                                      .handler = take_event,
                                      .arg = one};
     return gr_kube_watch_start(serve->kube, &options, &one->watch, diag);
