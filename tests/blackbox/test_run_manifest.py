@@ -156,15 +156,20 @@ def compile_hello(folder, flavour):
     return [f"mpiexec.{flavour}", "-n", "4", str(program)]
 
 
-@pytest.mark.parametrize("api, flavour, more", [
-    (V2, "openmpi", {}), (V2, "mpich", {"mpiImplementation": "MPICH"}), (V1, "openmpi", {})])
-def test_mpi_job_ranks_compute_on_workers(gradus, api, flavour, more):
+WORKERS = ["worker-0", "worker-1"]
+
+
+@pytest.mark.parametrize("api, flavour, hosts, more", [
+    (V2, "openmpi", WORKERS, {}), (V2, "mpich", WORKERS, {"mpiImplementation": "MPICH"}),
+    (V2, "openmpi", ["launcher", "worker-0"], {"runLauncherAsWorker": True}),
+    (V1, "openmpi", WORKERS, {})])
+def test_mpi_job_ranks_compute_on_its_hosts(gradus, api, flavour, hosts, more):
     command = compile_hello(gradus.folder, flavour)
     done = run(gradus, job("MPIJob", {"Launcher": role("MPIJob", command),
                                       "Worker": role("MPIJob", None, 2)}, api,
                            slotsPerWorker=2, **more))
     said = sorted(line.split("] ", 1)[1] for line in done.stdout.splitlines())
-    assert said == [f"rank {i} of 4 on train-worker-{i // 2}: 6" for i in range(4)]
+    assert said == [f"rank {i} of 4 on train-{hosts[i // 2]}: 6" for i in range(4)]
     assert "MPIJobSucceeded" in done.stderr
 
 

@@ -30,9 +30,9 @@ static int open_address(const char *root, const char *space, const char *pod,
     return folder;
 }
 
-int gr_exec_listen(const char *root, const char *space, const char *pod)
+int gr_exec_listen(const char *root, const char *space, const char *pod, const char *host)
 {
-    struct sockaddr_un address;
+    struct sockaddr_un address, other;
     int folder = open_address(root, space, pod, &address);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     (void)unlink(address.sun_path); /* of a pod of the same name that has ended */
@@ -42,6 +42,12 @@ int gr_exec_listen(const char *root, const char *space, const char *pod)
         error = errno;
     }
     if (folder >= 0) {
+        close(folder);
+    }
+    if (error == 0 && strcmp(pod, host) != 0) {
+        folder = open_address(root, space, host, &other);
+        (void)unlink(other.sun_path);
+        (void)symlink(strrchr(address.sun_path, '/') + 1, other.sun_path);
         close(folder);
     }
     if (error != 0 && fd >= 0) {

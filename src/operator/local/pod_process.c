@@ -497,7 +497,8 @@ _Noreturn void gr_pod_process_run(const gr_pod_start *start)
         tell(&p, GR_POD_OVER, NULL, 1, "");
         _exit(0);
     }
-    p.listen_fd = gr_exec_listen(start->root, start->plan->space, start->plan->name);
+    p.listen_fd =
+        gr_exec_listen(start->root, start->plan->space, start->plan->name, start->plan->host_name);
     p.ports_fd = start->plan->port_count > 0 ? gr_ports_watch() : -1;
     for (;;) {
         advance(&p, home);
