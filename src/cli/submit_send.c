@@ -7,12 +7,16 @@
  */
 
 #include "base/fail.h"
+#include "base/hash.h"
 #include "cli/submit.h"
 #include "operator/object.h"
 
 #include <string.h>
 
-enum { CREATED_MAX = GR_SUBMIT_PARTS_MAX + 4 };
+enum { CREATED_MAX = GR_SUBMIT_PARTS_MAX + 4, CHANCE_BYTES = 8 };
+
+/* By this annotation an object is known as one of this very command. */
+#define MARK "gradus/sent-by"
 
 typedef struct created {
     gr_kube_resource resource;
@@ -21,6 +25,7 @@ typedef struct created {
 
 typedef struct sending {
     gr_cluster_client *cluster;
+    char mark[2 * CHANCE_BYTES + 1];
     created made[CREATED_MAX];
     size_t count;
 } sending;
@@ -34,7 +39,7 @@ static gr_kube_resource resource_of(const json_t *object)
     return (gr_kube_resource){"", "v1", plural};
 }
 
-/* Also after a failure in the middle. What cannot be deleted is told. */
+/* What cannot be deleted is told. */
 static void take_back(sending *s)
 {
     while (s->count > 0) {
@@ -54,27 +59,72 @@ static void take_back(sending *s)
     }
 }
 
+static void note_made(sending *s, gr_kube_resource resource, const char *name, const char *uid)
+{
+    created *one = &s->made[s->count++];
+    one->resource = resource;
+    snprintf(one->name, sizeof one->name, "%s", name);
+    snprintf(one->uid, sizeof one->uid, "%s", uid);
+}
+
+/* The answer was lost, or says that there is one already: it may be that of this very command. A
+ * new reference; NULL: it is not, or nobody knows. */
+static json_t *find_made(const sending *s, gr_kube_resource resource, const json_t *object)
+{
+    json_t *found = NULL;
+    gr_kube_request request = {.verb = GR_KUBE_GET,
+                               .resource = resource,
+                               .space = s->cluster->space,
+                               .name = gr_object_text(object, "metadata.name")};
+    if (gr_cluster_ask(s->cluster, &request, &found, NULL) != GR_OK) {
+        return NULL;
+    }
+    const json_t *annotations = gr_object_at(found, "metadata.annotations");
+    const char *mark = json_string_value(json_object_get(annotations, MARK));
+    if (mark == NULL || strcmp(mark, s->mark) != 0) {
+        json_decref(found);
+        return NULL;
+    }
+    return found;
+}
+
+static gr_status mark_object(const sending *s, json_t *object, gr_diag *diag)
+{
+    bool no_memory = false;
+    json_t *metadata = gr_object_map(object, "metadata", &no_memory);
+    gr_object_put_text(gr_object_map(metadata, "annotations", &no_memory), MARK, s->mark,
+                       &no_memory);
+    return no_memory ? gr_fail(diag, GR_E_NO_MEMORY, "no memory for a request") : GR_OK;
+}
+
 /* *object_out (may be NULL) is a new reference. */
-static gr_status create(sending *s, gr_kube_resource resource, const json_t *object,
-                        json_t **object_out, gr_diag *diag)
+static gr_status create(sending *s, gr_kube_resource resource, json_t *object, json_t **object_out,
+                        gr_diag *diag)
 {
     json_t *answer = NULL;
+    gr_status marked = mark_object(s, object, diag);
+    if (marked != GR_OK) {
+        return marked;
+    }
     gr_kube_request request = {.verb = GR_KUBE_CREATE,
                                .resource = resource,
                                .space = s->cluster->space,
                                .field_manager = "gradus",
                                .body = object};
     gr_status status = gr_cluster_ask(s->cluster, &request, &answer, diag);
+    bool is_lost = status == GR_E_PEER_LOST || status == GR_E_TIMEOUT || status == GR_E_IO ||
+                   status == GR_E_CANCELLED || status == GR_E_PROTOCOL;
+    if (is_lost || status == GR_E_IN_USE) {
+        answer = find_made(s, resource, object);
+        /* After a signal it is only there to be taken back. */
+        status = answer != NULL && status != GR_E_CANCELLED ? GR_OK : status;
+    }
     const char *name = gr_object_text(answer, "metadata.name");
     const char *uid = gr_object_text(answer, "metadata.uid");
-    if (status == GR_OK && (name == NULL || uid == NULL || s->count == CREATED_MAX)) {
+    if (name != NULL && uid != NULL && s->count < CREATED_MAX) {
+        note_made(s, resource, name, uid);
+    } else if (status == GR_OK) {
         status = gr_fail(diag, GR_E_PROTOCOL, "the server tells no name of what it has made");
-    }
-    if (status == GR_OK) {
-        created *one = &s->made[s->count++];
-        one->resource = resource;
-        snprintf(one->name, sizeof one->name, "%s", name);
-        snprintf(one->uid, sizeof one->uid, "%s", uid);
     }
     if (status == GR_OK && object_out != NULL) {
         *object_out = json_incref(answer);
@@ -143,8 +193,13 @@ gr_status gr_submit_send(gr_cluster_client *cluster, json_t *manifest, json_t *b
     const gr_cluster_kind *kind = gr_cluster_kind_of(gr_object_text(manifest, "apiVersion"),
                                                      gr_object_text(manifest, "kind"));
     size_t i;
-    const json_t *object;
-    gr_status status = look_for(&s, kind, name, diag);
+    json_t *object;
+    uint8_t chance[CHANCE_BYTES];
+    gr_status status = gr_random_bytes(chance, sizeof chance, diag);
+    if (status == GR_OK) {
+        gr_hex(chance, sizeof chance, s.mark);
+        status = look_for(&s, kind, name, diag);
+    }
     json_array_foreach(belongs, i, object)
     {
         if (status == GR_OK) {

@@ -427,6 +427,30 @@ def test_interrupt_while_it_is_sent_takes_all_back(api, cluster, program):
     assert "ended by SIGINT" in err and not api.objects
 
 
+@pytest.mark.parametrize("resource", [SERVICES, MAPS, JOBS])
+def test_object_whose_answer_was_lost_is_known_again(api, cluster, program, resource):
+    plural = resource.split("/")[-1]
+
+    def make_and(act):
+        def both(handler):
+            api.put(resource, json.loads(api.requests[-1][2]))
+            act(handler)
+        return both
+
+    api.fault(f"POST .*/{plural}", make_and(kube_api.close))
+    submit(cluster, program)
+    assert len(api.names(resource)) == 1
+    sent(cluster("stop", "demo", "-n", "team"))
+    assert not api.objects
+    api.fault(f"POST .*/{plural}", make_and(kube_api.hang))
+    count = len(api.asked(f"^POST .*/{plural}"))
+    process = cluster.start("submit", "--name", "demo", "--image", "img", "--", program)
+    api.wait(lambda: len(api.asked(f"^POST .*/{plural}")) > count and api.names(resource), "it")
+    process.send_signal(signal.SIGINT)
+    assert "ended by SIGINT" in finish(process, 2)[1]
+    assert not api.objects
+
+
 # ---- ls, logs, wait, stop, scale, top -----------------------------------------------------------
 def test_ls_lists_jobs_of_all_kinds(api, cluster, program):
     submit(cluster, program, "--workers", 2)

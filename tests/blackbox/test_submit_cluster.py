@@ -161,6 +161,34 @@ def test_job_is_sent_and_awaited_without_a_node_that_runs_anything(gradus, contr
     assert gradus("stop", "fake", "-n", "team").returncode == 0
 
 
+def test_kinds_of_operators_are_as_the_server_wants_them(gradus, control_plane, program):
+    """Their schemas are there, and no operator."""
+    gradus.settings["KUBECONFIG"] = str(control_plane.kubeconfig)
+
+    def submit(kind, *flags):
+        return gradus("submit", "-n", "team", *IMAGE, "--kind", kind, "--workers", 3, "--name",
+                      kind.lower(), "-e", "A=b", "--memory", "1Gi", *flags, "--", program, 1, 1)
+
+    done = submit("MPI")
+    assert done.returncode == 2 and "no operator for it is installed" in done.stderr
+    assert "mpi" not in control_plane.kubectl("-n", "team", "get", "cm", "-o", "name")
+    for schema in ("mpijobs-v2beta1", "pytorchjobs-v1", "tfjobs-v1"):
+        control_plane.kubectl("apply", "--server-side", "-f", kit() / "crds" / f"{schema}.yaml")
+    control_plane.kubectl("wait", "--for=condition=Established", "crd", "--all")
+    for kind, flags in (("MPI", ["--launcher-cpus", 1]), ("PyTorch", []), ("TF", ["--ps", 1])):
+        done = submit(kind, *flags)
+        assert done.returncode == 0, done.stderr
+        assert gradus("logs", kind.lower(), "-n", "team").returncode == 0
+    found = {job["kind"]: job["workers"] for job in map(json.loads, gradus(
+        "ls", "-n", "team", "--json").stdout.splitlines())}
+    assert (found["MPIJob"], found["PyTorchJob"], found["TFJob"]) == (3, 3, 4)
+    done = gradus("scale", "pytorch", 5, "-n", "team")
+    assert done.stdout == "the job goes from 3 to 5 workers\n", done.stderr
+    assert gradus("stop", "mpi", "-n", "team").returncode == 0
+    wait_until(lambda: "mpi" not in control_plane.kubectl("-n", "team", "get", "cm", "-o", "name"),
+               "the end of its program")
+
+
 def test_missing_rights_are_named(gradus, control_plane, program, tmp_path):
     control_plane.kubectl("-n", "team", "create", "serviceaccount", "weak")
     token = control_plane.kubectl("-n", "team", "create", "token", "weak").strip()
