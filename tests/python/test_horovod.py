@@ -304,7 +304,10 @@ if n > 2:
 hvd.shutdown()
 assert not hvd.is_initialized()
 refused(["hvd.init()"], ValueError, hvd.rank)
-hvd.init()
+refused(["two process sets"], ValueError,
+        lambda: hvd.init(process_sets=[hvd.ProcessSet([0]), hvd.ProcessSet([0])]))
+refused(["where there are"], ValueError, lambda: hvd.init(process_sets=[hvd.ProcessSet([n])]))
+hvd.init(process_sets=[hvd.ProcessSet([0])])
 same("once more", hvd.allreduce(torch.ones(2), op=hvd.Sum), torch.full((2,), float(n)))
 print("done")
 '''

@@ -26,6 +26,7 @@ class Timeline:
                 {"name": "process_name", "ph": "M", "pid": 0,
                  "args": {"name": "gradus", "start_time_since_epoch_in_micros":
                           int(time.time() * 1e6)}}))
+            self._file.flush()
 
     def stop(self) -> None:
         """Ends the file."""
@@ -62,6 +63,7 @@ class Timeline:
             event.update({"ph": "i", "s": "p"} if seconds is None else
                          {"ph": "X", "dur": seconds * 1e6})
             self._put(event)
+            self._file.flush()  # it is read while the job runs, and when it has died
 
     def _put(self, event: Dict[str, Any]) -> None:
         self._file.write(",\n" + json.dumps(event))

@@ -4,11 +4,12 @@ an engine of its own, so that ranks outside of it need not take part in its turn
 import atexit
 import math
 import os
+import sys
 import threading
 from typing import Any, Dict, List, Optional, Sequence, Union
 
 from .._communicator import Communicator
-from ..errors import Error, InvalidError
+from ..errors import CancelledError, Error, InvalidError
 from ._engine import Engine, HorovodInternalError, Request, Settings, Signature
 from ._timeline import Timeline
 
@@ -159,9 +160,9 @@ class World:
             self.timeline.start(path, _flag("HOROVOD_TIMELINE_MARK_CYCLES"))
         global_process_set.ranks = list(range(comm.size))
         self._next_id = 1
+        if not self._renewed:  # later a set may happen to be all that are left
+            self._check_all(process_sets)
         for process_set in process_sets:
-            if not self._renewed:  # later it may happen to be all that are left
-                self._check_ranks(process_set)
             self._make(process_set)
         global_process_set._engine = Engine(comm, self._settings, self.timeline)
         self.sets[0] = global_process_set
@@ -200,6 +201,13 @@ class World:
             if known.ranks == process_set.ranks:
                 raise ValueError(f"a process set of the ranks {process_set.ranks} exists already; "
                                  "use that one")
+
+    def _check_all(self, process_sets: Sequence[ProcessSet]) -> None:
+        """Before the first one is made, since all ranks make them together."""
+        for index, process_set in enumerate(process_sets):
+            self._check_ranks(process_set)
+            if any(other.ranks == process_set.ranks for other in process_sets[:index]):
+                raise ValueError(f"two process sets of the ranks {process_set.ranks}; give one")
 
     def _make(self, process_set: ProcessSet) -> None:
         """Its ranks meet by the communicator of all ranks, which all use for it at this point."""
@@ -282,6 +290,10 @@ atexit.register(world.leave)
 def _connect() -> Communicator:
     try:
         return Communicator(op_timeout=math.inf)
+    except CancelledError:
+        if "GRADUS_JOINING" in os.environ:
+            sys.exit(0)  # the job has ended before it could join
+        raise
     except InvalidError as error:
         # The secret is given once: somebody else has made a communicator of it.
         from . import _c10d

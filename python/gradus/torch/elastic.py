@@ -198,6 +198,11 @@ class ElasticSampler(torch.utils.data.Sampler):
         self.processed_indices = set()
         self.reset()
 
+    @property
+    def processed_num(self) -> int:
+        """So many samples of this epoch are known to be done."""
+        return len(self.processed_indices)
+
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
         """A batch of this rank is done."""
         self.record_indices(self.get_indices(batch_idx, batch_size))
@@ -230,12 +235,14 @@ class ElasticSampler(torch.utils.data.Sampler):
         self.remaining_indices = left
         self.num_samples = math.ceil(len(left) / self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas
+
+    def __iter__(self) -> Iterator[int]:
+        left = self.remaining_indices
         # All ranks have equally many: the first samples are given twice.
         more = self.total_size - len(left)
         whole = left + (left * math.ceil(more / len(left)))[:more] if left else []
+        # What record_batch counts in, until the next iteration.
         self.indices = whole[self.rank::self.num_replicas]
-
-    def __iter__(self) -> Iterator[int]:
         return iter(self.indices)
 
     def __len__(self) -> int:
