@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives of named tensors, which ranks may submit in any order.
 
-An Engine moves through turns. In a turn each rank gives a row of bits, of which one small allreduce
-makes the bits that all ranks have set:
+An Engine moves through cycles. In a cycle each rank gives a row of bits, of which one small
+allreduce makes the bits that all ranks have set:
 
     bit of a signature (name, kind, shape, type, ...)   this rank has submitted it, and not only now
     FRESH       a rank has submitted what has no bit yet: all exchange what each has
@@ -12,9 +12,9 @@ makes the bits that all ranks have set:
     BLOCKED     all threads of the rank wait for this engine
 
 What all ranks have submitted is executed by all in the same order; small allreduces of one type
-become one. A turn begins on a rank when it has submitted something, and now and then otherwise
-(_BEAT_S). It is moved on by the thread that waits for a tensor, else by the engine's own thread:
-whichever holds _drive."""
+become one. A cycle begins on a rank when it has submitted something, and now and then otherwise
+(_HEARTBEAT_S). It is moved on by the thread that waits for a tensor, else by the engine's own
+thread: whichever holds _drive."""
 import ctypes
 import logging
 import threading
@@ -32,10 +32,10 @@ from ..errors import Error, Status
 from . import _execute
 from ._timeline import Timeline
 
-_BEAT_S = 1.0  # an idle rank takes part in a turn at least so often
+_HEARTBEAT_S = 1.0  # an idle rank takes part in a cycle at least so often
 _STALE_S = 0.5  # what has waited with its bit for so long may have another signature elsewhere
-_PAUSE_S = 50e-6  # between turns in which nothing was ready: this, then twice that, ...
-_FREE_TURNS = 3  # but not between the first ones
+_PAUSE_S = 50e-6  # between cycles in which nothing was ready: this, then twice that, ...
+_FREE_CYCLES = 3  # but not between the first ones
 _NAMES_SHOWN = 5
 _FRESH, _STALLED, _GIVE_UP, _LEAVING = 1, 2, 4, 8  # a rank says so; inverted on the way
 _ANY, _BLOCKED, _WORD = 0xff, 0x100, 64
@@ -176,20 +176,20 @@ class Engine:
         self._entries: Dict[Tuple[str, Signature], Entry] = {}
         self._table: Dict[str, _Row] = {}
         self._joined: List[int] = []
-        self._turns = self._empty = self._stuck = 0
+        self._cycles = self._empty = self._stuck = 0
         self._warned: Set[str] = set()
         self._leaving = False
         self._posted = False
         self._posted_at = self._check_at = time.monotonic()
         self._check_every = min(_STALE_S, settings.stall_warn_s or _STALE_S) / 2
-        self._beat_s = min(_BEAT_S, settings.stall_warn_s / 4 or _BEAT_S)
+        self._heartbeat_s = min(_HEARTBEAT_S, settings.stall_warn_s / 4 or _HEARTBEAT_S)
         self._silence_told = False
         self._words = comm.alloc(1 + (settings.capacity + _WORD - 1) // _WORD, "u64")
         self._view = memoryview(self._words).cast("B")
         self._all_bits = (1 << 8 * (len(self._view) - 8)) - 1
         self._executor = _execute.Executor(comm, settings.fusion_bytes, timeline)
         call = Call(coll=0, dtype=12, op=6, out=ctypes.addressof(self._words),
-                    count=len(self._words), name=b"which tensors are ready", site=b"turn")
+                    count=len(self._words), name=b"which tensors are ready", site=b"cycle")
         self._op = c_void_p()
         comm._check(lib.gr_op_create(comm._handle, byref(call), byref(self._op)), "init")
         with Engine._threads_lock:
@@ -239,7 +239,7 @@ class Engine:
         if self._drive.acquire(False):
             try:
                 while not request.over:
-                    self._turn()
+                    self._cycle()
             finally:
                 self._drive.release()
         else:
@@ -258,7 +258,7 @@ class Engine:
                 try:
                     self._leaving = True
                     if self._ended is None:
-                        self._turn()
+                        self._cycle()
                 finally:
                     self._drive.release()
         return self._ended is not None and self._ended.__cause__ is None
@@ -292,10 +292,10 @@ class Engine:
     def _run(self) -> None:
         while True:
             with self._cond:
-                left = self._posted_at + self._beat_s - time.monotonic()
+                left = self._posted_at + self._heartbeat_s - time.monotonic()
                 if not (self._stop or self._inbox or self._pending or self._posted) and left > 0:
                     self._cond.wait(left)
-                    left = self._posted_at + self._beat_s - time.monotonic()
+                    left = self._posted_at + self._heartbeat_s - time.monotonic()
                 if self._stop:
                     return
                 if not (self._inbox or self._pending or self._posted) and left > 0:
@@ -308,7 +308,7 @@ class Engine:
                 try:
                     if self._ended is not None:
                         return
-                    self._turn()
+                    self._cycle()
                 finally:
                     self._drive.release()
             else:  # who waits for a tensor moves it on
@@ -316,10 +316,10 @@ class Engine:
                     if not self._stop:
                         self._cond.wait(SLICE_S)
 
-    # ---- A turn ----------------------------------------------------------------------------------
+    # ---- A cycle ---------------------------------------------------------------------------------
 
-    def _turn(self) -> None:
-        """Moves the turn on, with _drive held; waits for peers for a slice."""
+    def _cycle(self) -> None:
+        """Moves the cycle on, with _drive held; waits for peers for a slice."""
         if self._ended is not None:
             return
         if not self.comm._enter():
@@ -334,7 +334,7 @@ class Engine:
                 return
             self._posted = False
             if status != Status.OK:
-                raise self.comm._failure(status, "a turn")
+                raise self.comm._failure(status, "a cycle")
             self._process()
         except Error as error:
             self._break(error)
@@ -366,7 +366,7 @@ class Engine:
             self._cond.notify_all()
 
     def _take(self) -> None:
-        """What was submitted since the last turn gets its bit, or waits for an exchange."""
+        """What was submitted since the last cycle gets its bit, or waits for an exchange."""
         with self._cond:
             inbox, self._inbox = self._inbox, []
         for request in inbox:
@@ -382,7 +382,7 @@ class Engine:
     def _post(self) -> None:
         if self._inbox:
             self._take()
-        elif self._empty > _FREE_TURNS and self._pending:
+        elif self._empty > _FREE_CYCLES and self._pending:
             self._pause()
         flags, now = 0, time.monotonic()
         if now >= self._check_at:
@@ -404,11 +404,11 @@ class Engine:
         status = quick.gr_op_start(self._op)
         if status != Status.OK:
             self._posted = False
-            raise self.comm._failure(status, "a turn")
+            raise self.comm._failure(status, "a cycle")
 
     def _pause(self) -> None:
         """Nothing of what the ranks have submitted was ready: more has to come first."""
-        seconds = min(_PAUSE_S * 2 ** min(self._empty - _FREE_TURNS, 10),
+        seconds = min(_PAUSE_S * 2 ** min(self._empty - _FREE_CYCLES, 10),
                       max(self.settings.cycle_s, _PAUSE_S))
         with self._cond:
             if not self._inbox and not self._stop:
@@ -449,15 +449,15 @@ class Engine:
             self._inside == threading.active_count() - Engine._threads
 
     def _process(self) -> None:
-        """Every rank has posted the turn: what all have set is in _view."""
+        """Every rank has posted the cycle: what all have set is in _view."""
         result = int.from_bytes(self._view, "little")
         flags = ~result & _ANY
         ready = result >> _WORD
-        self._turns += 1
+        self._cycles += 1
         if not flags and ready and not ready & (ready - 1):  # what latency depends on
             entry = self._slots[ready.bit_length() - 1]
             if entry.small is not None and not self._joined:
-                entry.used = self._turns
+                entry.used = self._cycles
                 request = self._done_with(entry.name)
                 entry.small.reduce(request)
                 self._complete(request)
@@ -472,7 +472,7 @@ class Engine:
             entry = self._slots[lowest.bit_length() - 1]
             if entry is None:  # only ranks that have joined set it
                 continue
-            entry.used = self._turns
+            entry.used = self._cycles
             work += self._response(entry.name, entry.signatures, entry)
         blocked = bool(result & _BLOCKED) and not work and not flags
         self._stuck = self._stuck + 1 if blocked else 0
@@ -596,7 +596,7 @@ class Engine:
             slot = oldest.slot
             self._forget(oldest)
         entry = Entry(slot, name, own, signatures)
-        entry.used = self._turns
+        entry.used = self._cycles
         self._slots[slot] = entry
         self._entries[name, own] = entry
         return entry
@@ -650,7 +650,7 @@ class Engine:
                          self._label, self.settings.stall_warn_s, self._missing(old))
 
     def _look_at_clock(self) -> None:
-        """A rank does not take part in the turn: it is stopped, say, or its lock is held."""
+        """A rank does not take part in the cycle: it is stopped, say, or its lock is held."""
         warn = 2 * self.settings.stall_warn_s
         waiting = list(self._pending)
         if warn and waiting and not self._silence_told and \

@@ -37,7 +37,7 @@ class Timeline:
                 self._file = None
 
     def cycle(self) -> None:
-        """A turn begins."""
+        """A cycle begins."""
         if self._file is not None and self._cycles:
             self._write("CYCLE_START", time.monotonic(), row="cycles")
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Horovod's beginning and end: init, ranks, process sets. Each process set has a communicator and
-an engine of its own, so that ranks outside of it need not take part in its turns."""
+an engine of its own, so that ranks outside of it need not take part in its cycles."""
 import atexit
 import math
 import os

@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("what is told")
     add = group.add_argument
     add("--timeline-filename", metavar="FILE", help="rank 0 writes when each tensor was reduced")
-    add("--timeline-mark-cycles", action="store_true", help="with the beginning of each turn")
+    add("--timeline-mark-cycles", action="store_true", help="with the beginning of each cycle")
     add("--no-timeline-mark-cycles", dest="timeline_mark_cycles", action="store_false")
     add("--no-stall-check", action="store_true", help="do not warn of tensors that wait for ranks")
     add("--stall-check", dest="no_stall_check", action="store_false")
