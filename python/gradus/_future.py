@@ -77,16 +77,25 @@ class Future:
 
     def add_done_callback(self, function: Callable[["Future"], Any]) -> None:
         """Calls function(future) once when it is over: at once if it is, else on a thread of the
-        communicator's or in somebody's wait. It may start operations. One that waits for others
-        holds up all further callbacks. What it raises is logged ("gradus")."""
+        communicator's or in somebody's wait. It may start operations, and wait for them, which
+        holds up the callbacks of operations that it has not started. What it raises is logged
+        ("gradus")."""
         with self._lock:
             if not self._over:
                 self._callbacks.append(function)
                 function = None
         if function is not None:
             _call(function, self)
+        elif getattr(_calling, "depth", 0) > 0:  # the callback may wait for it
+            threading.Thread(target=self._wait_out, name="gradus-callback", daemon=True).start()
         else:
             self._comm._context.watch(self)
+
+    def _wait_out(self) -> None:
+        try:
+            self.wait()
+        except Error:  # whoever wants to know it asks
+            pass
 
     def _advance(self, timeout_s: float) -> None:
         """With the lock held, which it releases."""
@@ -132,11 +141,17 @@ class Future:
             _call(function, self)
 
 
+_calling = threading.local()
+
+
 def _call(function: Callable[[Future], Any], future: Future) -> None:
+    _calling.depth = getattr(_calling, "depth", 0) + 1
     try:
         function(future)
     except Exception:
         logging.getLogger("gradus").exception("a callback of %s failed", future.operation)
+    finally:
+        _calling.depth -= 1
 
 
 class Watcher:

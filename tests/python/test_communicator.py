@@ -282,3 +282,29 @@ def test_any_memory_of_elements_will_do(ranks):
         print("done")
         ''')
     assert lines == [["done"], ["done"]]
+
+
+def test_communicator_callback_may_wait_for_what_it_starts(ranks):
+    """As PowerSGD's hook of PyTorch does, while nobody else waits."""
+    lines = ranks(2, '''
+        import threading
+        import gradus
+        comm = gradus.Communicator()
+        over = threading.Event()
+
+        def callback(_):
+            inner = threading.Event()
+            future = comm.recv_start(bytearray(1), 1, 2)
+            future.add_done_callback(lambda _: inner.set())
+            comm.send(bytes(1), 1, 3)  # only now rank 1 sends
+            print(inner.wait(60))
+            over.set()
+        if comm.rank == 0:
+            comm.recv_start(bytearray(1), 1, 1).add_done_callback(callback)
+            over.wait()
+        else:
+            comm.send(bytes(1), 0, 1)
+            comm.recv(bytearray(1), 0, 3)
+            comm.send(bytes(1), 0, 2)
+        ''')
+    assert lines[0] == ["True"]
