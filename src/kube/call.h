@@ -15,16 +15,16 @@ struct gr_kube_call {
     gr_kube_call *next, *previous; /* in the queue, or in the list of those in flight */
     bool is_queued;
     gr_kube_verb verb;
-    char *path;                            /* with the query, without `continue` */
-    char *body;                            /* NULL: none */
-    char *continues_at;                    /* of a LIST: the server's word for its next part */
+    char *path;         /* with the query, without `continue` */
+    char *body;         /* NULL: none */
+    char *continues_at; /* of a LIST: the server's word for its next part */
+    gr_kube_bytes *bytes;
     char target[GR_KUBE_TARGET_BYTES];     /* "pods team/worker-0" */
     char permission[GR_KUBE_TARGET_BYTES]; /* the right that it takes: "\"create\" on pods ..." */
     int64_t timeout_us;
     gr_kube_item *item;
     gr_kube_cut *cut;
     const void *cut_arg;
-    gr_kube_bytes *bytes;
     gr_kube_done *done;
     void *arg;
 

@@ -109,18 +109,18 @@ typedef struct gr_kube_request {
     const json_t *body;
     const char *label_selector, *field_selector; /* of a LIST */
     int limit;                                   /* of a LIST; 0: GR_KUBE_LIST_CHUNK */
+    const char *query;                           /* of a LOG: "follow=true&container=a", escaped */
+    gr_kube_bytes *bytes;                        /* of a LOG; needed there */
+    int grace_s; /* of a DELETE: that a pod gets to end; 0: as it says itself */
     /* Of a DELETE: it fails with a conflict unless the object has these. */
     const char *uid, *resource_version;
     const char *propagation;   /* of a DELETE: "Background", "Foreground", "Orphan" */
-    int grace_s;               /* of a DELETE: that a pod gets to end; 0: as it says itself */
     const char *field_manager; /* of verbs that write; needed by APPLY */
     bool force;                /* APPLY takes fields from other managers */
     int64_t timeout_us;        /* of one attempt; 0: the client's */
-    const char *query;         /* of a LOG: "follow=true&container=a", escaped */
     gr_kube_item *item;        /* of a LIST; needed there */
     gr_kube_cut *cut;          /* of a LIST, for each item */
     const void *cut_arg;       /* borrowed until the end */
-    gr_kube_bytes *bytes;      /* of a LOG; needed there */
     gr_kube_done *done;        /* needed */
     void *arg;                 /* of all three */
 } gr_kube_request;

@@ -231,9 +231,9 @@ gr_status gr_kube_call_fill(gr_kube_call *call, const gr_kube_request *request, 
     call->item = request->item;
     call->cut = request->cut;
     call->cut_arg = request->cut_arg;
-    call->bytes = request->bytes;
     call->done = request->done;
     call->arg = request->arg;
+    call->bytes = request->bytes;
     call->path = make_path(request);
     bool has_body = verbs[request->verb].content_type != NULL;
     call->body = has_body ? make_body(request) : NULL;
