@@ -37,7 +37,8 @@ def agents_of(launcher):
     """Children of the job's supervisor, which is a child of its launcher, or itself with
     --outlive 0."""
     return [agent for pid in children(launcher)
-            for agent in (children(pid) if name(pid) == "gradus-job" else [pid])]
+            for agent in (children(pid) if name(pid) == "gradus-job" else [pid])
+            if name(agent) != "gradus-deputy"]
 
 
 def words(pid):

@@ -50,32 +50,66 @@ static int report_leaving(void)
     return GR_EXIT_RESUME;
 }
 
+/* The connection of a launcher, while it follows the job. */
+typedef struct following {
+    int connection;
+    gr_process *supervisor;
+    bool child; /* that one is */
+    bool moved; /* it was not the first */
+    int unsent; /* a signal for it; 0: none */
+    gr_attach_loss *loss;
+} following;
+
+static void pass_on(following *of, int signal_number)
+{
+    of->unsent = gr_process_signal(of->supervisor, signal_number) ? 0 : signal_number;
+}
+
+/* The supervisor was killed, and its deputy is in its place: our child as well, if that one was. */
+static void follow_deputy(following *of, pid_t deputy)
+{
+    if (of->child) {
+        (void)waitpid(of->supervisor->pid, NULL, 0);
+    }
+    gr_process_close(of->supervisor);
+    *of->supervisor = gr_process_open(deputy);
+    of->moved = true;
+    if (of->unsent != 0) {
+        pass_on(of, of->unsent);
+    }
+}
+
 /* False: the job goes on. */
-static bool take_message(int connection, const gr_process *supervisor, bool child, int *code_out,
-                         gr_attach_loss *loss_out)
+static bool take_message(following *of, int *code_out)
 {
     gr_job_message message;
-    int error = gr_job_receive(connection, &message, NULL);
+    int error = gr_job_receive(of->connection, &message, NULL);
     if (error == 0 && message.kind == GR_JOB_END) {
         const gr_job_message received = {.kind = GR_JOB_RECEIVED};
-        (void)gr_job_send(connection, &received, NULL);
+        (void)gr_job_send(of->connection, &received, NULL);
         *code_out = message.status.code;
+        of->loss->adopted = of->moved && of->child;
         return true;
     }
     if (error == 0 && message.kind == GR_JOB_DROPPED) {
         *code_out = report_leaving();
         return true;
     }
+    if (error == 0 && message.kind == GR_JOB_MOVED) {
+        follow_deputy(of, message.status.code);
+    }
     if (error == 0 || error == EAGAIN) {
-        loss_out->begun = loss_out->begun || error == 0;
+        of->loss->begun = of->loss->begun || error == 0;
         return false;
     }
-    *code_out = report_loss(supervisor, child, loss_out);
+    *code_out = report_loss(of->supervisor, of->child, of->loss);
     return true;
 }
 
 int gr_attach_follow(int connection, gr_process *supervisor, bool child, gr_attach_loss *loss_out)
 {
+    following of = {
+        .connection = connection, .supervisor = supervisor, .child = child, .loss = loss_out};
     gr_signals_hold(NULL);
     struct pollfd watched[2] = {{.fd = connection, .events = POLLIN},
                                 {.fd = gr_signals_open(), .events = POLLIN}};
@@ -85,14 +119,14 @@ int gr_attach_follow(int connection, gr_process *supervisor, bool child, gr_atta
             continue; /* EINTR */
         }
         if (watched[0].revents != 0) {
-            over = take_message(connection, supervisor, child, &code, loss_out);
+            over = take_message(&of, &code);
         } else if (watched[1].revents != 0) {
             int signal_number = gr_signals_take(watched[1].fd);
             if (signal_number == SIGHUP) {
                 code = report_leaving();
                 over = true;
             } else if (signal_number != 0) {
-                gr_process_signal(supervisor, signal_number);
+                pass_on(&of, signal_number);
             }
         }
     }

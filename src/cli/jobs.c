@@ -319,7 +319,7 @@ static void wait_for_end(const gr_job_folder *folder, const gr_process *supervis
         while (poll(&watched, 1, -1) < 0 && errno == EINTR) {
         }
     }
-    while (supervisor->fd < 0 && gr_job_folder_state(folder, &end) == GR_JOB_RUNS) {
+    while (gr_job_folder_state(folder, &end) == GR_JOB_RUNS) { /* its deputy has taken over */
         (void)poll(NULL, 0, LOOK_MS);
     }
 }
@@ -330,7 +330,7 @@ static gr_status end_job(const gr_job_folder *folder, bool now, gr_diag *diag)
     gr_job_status answer;
     gr_status status = gr_takeover_find(folder, &supervisor, diag);
     if (status == GR_OK) {
-        gr_process_signal(&supervisor, SIGTERM);
+        (void)gr_process_signal(&supervisor, SIGTERM);
         /* One that does not answer is between two starts, and SIGTERM is enough. */
         gr_status killed = now ? gr_takeover_ask(folder, GR_JOB_KILL, 0, &answer, diag) : GR_OK;
         (void)killed;

@@ -245,14 +245,16 @@ static void start_workers(struct agent *agent)
 }
 
 /* One that comes later. If it cannot be started, that is no end of the others. */
-static void start_another(struct agent *agent, int rank)
+static void start_another(struct agent *agent, const gr_agent_message *order)
 {
     const gr_agent_config *config = agent->config;
+    const int rank = order->rank;
     gr_spawn_error error = {.step = GR_SPAWN_SETUP, .error = EBUSY};
     if (rank < 0 || rank >= config->slots || agent->ending || agent->killing) {
         return;
     }
     gr_environ_mark_joining(config->environment[rank]);
+    gr_environ_move_record(config->environment[rank], order->pid);
     const gr_spawn spawn = config->spawns[rank];
     gr_environ_fill(config->environment[rank], agent->secret);
     pid_t pid = agent->pids[rank] == 0 ? gr_spawn_start(&spawn, &error) : -1;
@@ -348,6 +350,9 @@ static bool take_orders(struct agent *agent)
         return error == EAGAIN;
     }
     if (message.kind == GR_AGENT_START) {
+        for (int rank = 0; rank < agent->config->workers; rank++) {
+            gr_environ_move_record(agent->config->environment[rank], message.pid);
+        }
         agent->go = true;
     } else if (message.kind == GR_AGENT_SIGNAL) {
         agent->ending = true;
@@ -360,7 +365,7 @@ static bool take_orders(struct agent *agent)
                message.rank < gr_agent_slot_count(agent->config) && agent->pids[message.rank] > 0) {
         do_fault(agent, message.rank, message.value);
     } else if (message.kind == GR_AGENT_SPAWN) {
-        start_another(agent, message.rank);
+        start_another(agent, &message);
     }
     return true;
 }

@@ -23,8 +23,9 @@ typedef enum gr_agent_message_kind {
     GR_AGENT_FAULT,  /* rank, value: a signal for that worker's group alone, or a gr_agent_fault;
                         back: rank, value, error: that one could not be done, 0: to no socket */
     GR_AGENT_READY,  /* agent to launcher, first of all: it waits for START */
-    GR_AGENT_START,  /* launcher to agent: the workers may run */
-    GR_AGENT_SPAWN,  /* launcher to agent: rank; start another one where none runs any more */
+    /* launcher to agent, with its own pid */
+    GR_AGENT_START, /* the workers may run */
+    GR_AGENT_SPAWN, /* rank; start another one where none runs any more */
     GR_AGENT_KIND_END
 } gr_agent_message_kind;
 

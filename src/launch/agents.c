@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +24,7 @@ enum { ARENA_BYTES_MAX = 256 << 20 }; /* of one host, for the time that it takes
 
 void gr_launch_job_notify_agent(const gr_host_agent *agent, int kind, int rank, int value)
 {
-    const gr_agent_message message = {.kind = kind, .rank = rank, .value = value};
+    const gr_agent_message message = {.kind = kind, .rank = rank, .pid = getpid(), .value = value};
     if (gr_scheduler_is_active(gr_launch_job_host(agent)) && agent->control_fd >= 0) {
         (void)gr_agent_send(agent->control_fd, &message);
     }
@@ -149,6 +150,7 @@ static int fork_agent(gr_host_agent *agent, gr_agent_config *config, const int e
     agent->control_fd = ends[0];
     agent->words_fd = words[0];
     agent->pid = agent->pid < 0 ? 0 : agent->pid;
+    agent->process = gr_process_open(agent->pid);
     return error;
 }
 
@@ -173,7 +175,15 @@ static gr_status watch_agent(gr_host_agent *agent, gr_diag *diag)
                : gr_fail(diag, GR_E_IO, "the agent cannot be watched: %s", uv_strerror(error));
 }
 
-/* Waits for its end. True: it was killed. */
+/* Of one that is a child of the process that was the supervisor when it was started. */
+static void wait_for_stranger(const gr_process *process)
+{
+    struct pollfd end = {.fd = process->fd, .events = POLLIN};
+    while (process->fd >= 0 && poll(&end, 1, -1) < 0 && errno == EINTR) {
+    }
+}
+
+/* Waits for its end. True: it was killed, and what it has left is ours. */
 static bool forget_agent(gr_host_agent *agent)
 {
     int wait_status = 0;
@@ -182,8 +192,13 @@ static bool forget_agent(gr_host_agent *agent)
         close(agent->words_fd);
     }
     agent->control_fd = agent->words_fd = -1;
-    while (agent->pid > 0 && waitpid(agent->pid, &wait_status, 0) < 0 && errno == EINTR) {
+    while (agent->pid > 0 && waitpid(agent->pid, &wait_status, 0) < 0) {
+        if (errno != EINTR) {
+            wait_for_stranger(&agent->process);
+            break;
+        }
     }
+    gr_process_close(&agent->process);
     agent->pid = 0;
     return WIFSIGNALED(wait_status);
 }
@@ -240,7 +255,7 @@ static void clear_orphans(uv_timer_t *timer)
     enum { LOOK_AGAIN_MS = 20 };
     gr_launch_job *job = timer->data;
     const gr_scheduler_config *config = &job->schedule.config;
-    pid_t *known = calloc((size_t)(config->host_room + config->servers) + 1, sizeof *known);
+    pid_t *known = calloc((size_t)(config->host_room + config->servers) + 2, sizeof *known);
     int count = 0;
     for (int i = 0; known != NULL && i < config->host_room + config->servers; i++) {
         if (job->agents[i].pid > 0) {
@@ -249,6 +264,9 @@ static void clear_orphans(uv_timer_t *timer)
     }
     if (known != NULL && job->seek.discovery.pid > 0) {
         known[count++] = job->seek.discovery.pid;
+    }
+    if (known != NULL && gr_deputy_pid(job->loop.deputy) > 0) {
+        known[count++] = gr_deputy_pid(job->loop.deputy);
     }
     if (known == NULL || gr_process_tree_clear(known, count) > 0) {
         (void)uv_timer_start(timer, clear_orphans, LOOK_AGAIN_MS, 0);

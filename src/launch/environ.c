@@ -5,6 +5,7 @@
 #include "base/hash.h"
 
 #include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 
 enum { OWN_MAX = 18, SECRET_NAME_BYTES = sizeof "GRADUS_SECRET=" - 1 };
@@ -128,6 +129,21 @@ void gr_environ_mark_joining(char **entries)
     if (count == 0 || strcmp(entries[count - 1], mark) != 0) {
         entries[count] = mark;
         entries[count + 1] = NULL;
+    }
+}
+
+void gr_environ_move_record(char **entries, pid_t owner)
+{
+    char text[64];
+    int before, fd;
+    for (size_t at = 0; entries[at] != NULL; at++) {
+        if (sscanf(entries[at], "GRADUS_RECORD=/proc/%d/fd/%d", &before, &fd) != 2 ||
+            before == owner) {
+            continue;
+        }
+        snprintf(text, sizeof text, "GRADUS_RECORD=/proc/%d/fd/%d", (int)owner, fd);
+        char *moved = strdup(text);
+        entries[at] = moved != NULL ? moved : entries[at]; /* it lasts as long as the agent */
     }
 }
 

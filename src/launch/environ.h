@@ -8,6 +8,7 @@
 #include "link/link.h"
 
 #include <stdbool.h>
+#include <sys/types.h>
 
 typedef struct gr_environ_config {
     char *const *inherited; /* the launcher's own environment */
@@ -34,6 +35,9 @@ gr_status gr_environ_build(const gr_environ_config *config, gr_arena *arena, cha
 
 /* For a worker that comes into a job that runs: uses the room, once. */
 void gr_environ_mark_joining(char **entries);
+
+/* The file of GRADUS_RECORD is a descriptor of process `owner` now, with the same number. */
+void gr_environ_move_record(char **entries, pid_t owner);
 
 /* The value of `name` in such a list; NULL: it is not there. */
 const char *gr_environ_find(char *const *entries, const char *name);

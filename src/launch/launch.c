@@ -223,9 +223,7 @@ static gr_status run_gang(gr_launch_job *job, gr_launch_report *report, gr_diag 
     if (status != GR_OK) {
         return status;
     }
-    while (job->schedule.phase != GR_PHASE_OVER) {
-        (void)uv_run(&job->loop.loop, UV_RUN_DEFAULT);
-    }
+    gr_launch_job_loop(job);
     return gr_launch_job_report(job, report, diag);
 }
 

@@ -11,6 +11,8 @@
 #include "base/clock.h"
 #include "group/group.h"
 #include "launch/agent.h"
+#include "launch/agent/deputy.h"
+#include "launch/agent/takeover.h"
 #include "launch/discover.h"
 #include "launch/launch.h"
 #include "launch/output.h"
@@ -27,7 +29,8 @@ typedef struct gr_host_agent {
     gr_host host;
     const gr_placement *placement;
     char name[GR_HOSTS_NAME_BYTES]; /* of a host that came later */
-    pid_t pid;
+    pid_t pid;                      /* 0: none, or it is not waited for */
+    gr_process process;
     int control_fd;
     int words_fd; /* of a relay: why its host is lost */
     uv_poll_t poll;
@@ -55,6 +58,7 @@ typedef struct gr_launch_setup {
 typedef struct gr_launch_loop {
     uv_loop_t loop;
     bool open;
+    gr_deputy *deputy; /* of the supervisor; NULL: none */
     uv_poll_t signal_poll, coordinator_poll;
     int signal_fd; /* of those that ask for an end */
     uv_timer_t timers[GR_TIMER_KINDS];
@@ -147,6 +151,8 @@ gr_status gr_launch_job_discover_hosts(gr_launch_job *job, gr_diag *diag) GR_MUS
 
 /* supervise.c: from now on the launcher may go, and another one come. 0 or a number of libuv. */
 int gr_launch_job_supervise(gr_launch_job *job);
+/* The loop, until the job is over: by this process, and by each that comes in its place. */
+void gr_launch_job_loop(gr_launch_job *job);
 /* Our stdout or stderr cannot be written. True: the job goes on without its launcher. */
 bool gr_launch_job_outlives(gr_launch_job *job, int error);
 

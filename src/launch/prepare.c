@@ -98,6 +98,7 @@ void gr_launch_job_add_agent(gr_launch_job *job, int number, const gr_host *host
                         .number = number,
                         .host = *host,
                         .placement = gr_placement_of(host, job->config->remote.placement),
+                        .process = {.fd = -1},
                         .control_fd = -1,
                         .words_fd = -1};
 }
@@ -182,7 +183,7 @@ static gr_status prepare_schedule(gr_launch_job *job, gr_diag *diag)
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %zu hosts", agents);
     }
     for (size_t i = 0; i < agents; i++) {
-        job->agents[i].control_fd = job->agents[i].words_fd = -1;
+        job->agents[i].control_fd = job->agents[i].words_fd = job->agents[i].process.fd = -1;
         job->agents[i].job = job;
     }
     find_sites(config, sites);

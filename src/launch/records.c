@@ -43,9 +43,17 @@ gr_records *gr_records_create(int workers, int count)
     for (int rank = 0; rank < workers; rank++) {
         slot *own = &records->slots[rank];
         own->fd = rank < count ? create_file() : -1;
+    }
+    gr_records_moved(records);
+    return records;
+}
+
+void gr_records_moved(gr_records *records)
+{
+    for (int rank = 0; records != NULL && rank < records->workers; rank++) {
+        slot *own = &records->slots[rank];
         snprintf(own->path, sizeof own->path, "/proc/%d/fd/%d", (int)getpid(), own->fd);
     }
-    return records;
 }
 
 void gr_records_destroy(gr_records *records)

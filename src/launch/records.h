@@ -17,6 +17,8 @@ void gr_records_destroy(gr_records *records); /* NULL ok */
 
 /* Where rank finds its file: for GRADUS_RECORD. NULL if there is none. */
 const char *gr_records_path(const gr_records *records, int rank);
+/* This process has them now, and has the descriptors of the one before. NULL ok. */
+void gr_records_moved(gr_records *records);
 /* Another worker is started in its place. */
 void gr_records_begun(gr_records *records, int rank);
 /* The worker has ended just now. */

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launch/agent/supervisor.h"
 #include "launch/launch_job.h"
+#include "launch/process_tree.h"
 
 #include <errno.h>
 #include <signal.h>
+#include <unistd.h>
 
 static void on_left(void *arg, int launcher)
 {
@@ -110,6 +112,44 @@ int gr_launch_job_supervise(gr_launch_job *job)
                                          .arg = job};
     gr_supervisor *supervisor = job->config->supervisor;
     return supervisor != NULL ? gr_supervisor_start(supervisor, &job->loop.loop, &events) : 0;
+}
+
+/* This process was the deputy, and is the supervisor. Agents and relays are not its children; their
+ * sockets say when they have ended. */
+static void take_over(gr_launch_job *job, pid_t before)
+{
+    (void)gr_process_tree_adopt();
+    gr_records_moved(job->records);
+    gr_supervisor_moved(job->config->supervisor);
+    gr_log_write(job->config->log, GR_LOG_WARN, "launch",
+                 "the process that supervises the job (gradus-job, pid %d) was killed; its deputy "
+                 "(pid %d) goes on in its place",
+                 (int)before, (int)getpid());
+}
+
+/* What is done about events is done by uv_run, which does not wait. The deputy can go on from
+ * between two of them. */
+void gr_launch_job_loop(gr_launch_job *job)
+{
+    enum { UV_KNOWN = 1 << 16 | 44 << 8 }; /* before that its timeout does not say all (1.44) */
+    uv_loop_t *loop = &job->loop.loop;
+    const gr_supervisor *supervisor = job->config->supervisor;
+    bool outlives =
+        supervisor != NULL && gr_supervisor_outlive_us(supervisor) != 0 && uv_version() >= UV_KNOWN;
+    bool asks = job->config->discovery.script != NULL; /* which only its parent can wait for */
+    job->loop.deputy = outlives && !asks ? gr_deputy_create() : NULL;
+    while (job->schedule.phase != GR_PHASE_OVER) {
+        gr_deputy *deputy = job->loop.deputy;
+        pid_t self = getpid();
+        uv_update_time(loop);
+        int wait_ms = deputy != NULL ? uv_backend_timeout(loop) : 0;
+        if (wait_ms != 0 && gr_deputy_wait(deputy, uv_backend_fd(loop), wait_ms)) {
+            take_over(job, self);
+        }
+        (void)uv_run(loop, deputy != NULL ? UV_RUN_NOWAIT : UV_RUN_DEFAULT);
+    }
+    gr_deputy_destroy(job->loop.deputy);
+    job->loop.deputy = NULL;
 }
 
 bool gr_launch_job_outlives(gr_launch_job *job, int error)

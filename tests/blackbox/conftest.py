@@ -151,6 +151,19 @@ class Gradus:
         found.pop(os.getpid(), None)
         return found
 
+    def named(self, name):
+        return [pid for pid, of in self.remains().items() if of == name]
+
+    def kill_supervisors(self):
+        """With their deputies, which would go on in their places."""
+        deputies, supervisors = self.named("gradus-deputy"), self.named("gradus-job")
+        for pids, number in ((deputies, signal.SIGSTOP), (supervisors, signal.SIGKILL),
+                             (deputies, signal.SIGKILL)):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        return supervisors
+
     def wait_for_nothing(self, timeout_s=20):
         wait_until(lambda: not self.remains(), f"the end of {self.remains()}", timeout_s)
 
@@ -159,9 +172,7 @@ class Gradus:
             if process.poll() is None:
                 process.kill()
             process.communicate()
-        for pid, name in self.remains().items():
-            if name == "gradus-job":  # it outlives its launcher
-                os.kill(pid, signal.SIGKILL)
+        self.kill_supervisors()  # they outlive their launchers
         try:
             self.wait_for_nothing()
         finally:

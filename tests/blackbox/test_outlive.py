@@ -49,8 +49,7 @@ def jobs_of(host):
 
 
 def workers_of(host):
-    return [pid for supervisor, name in host.remains().items() if name == "gradus-job"
-            for agent in children(supervisor) for pid in children(agent)]
+    return [pid for agent in host.named("gradus-agent") for pid in children(agent)]
 
 
 def state_of(host, name):

@@ -159,7 +159,7 @@ def test_a_reader_that_does_not_read_can_be_left(gradus):
                        *sh("while :; do echo xxxxxxxxxxxxxxxxx; done"))
     read_lines(job.stdout, 1)
     job.terminate()
-    wait_until(lambda: {*gradus.remains().values()} <= {"gradus", "gradus-job"},
+    wait_until(lambda: {*gradus.remains().values()} <= {"gradus", "gradus-job", "gradus-deputy"},
                "the end of the workers")
     job.stdout.close()
     assert job.wait(20) == 1

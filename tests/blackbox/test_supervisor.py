@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that supervises a job (gradus-job) is killed: another one restarts the job."""
+"""The process that supervises a job (gradus-job) is killed: its deputy goes on in its place; where
+that is gone as well, another supervisor restarts the job."""
+import contextlib
 import os
+import pathlib
 import re
 import signal
 
 import pytest
 from conftest import TIMEOUT_S, finish, read_lines, sha256_of, unhurried, wait_until
 from processes import agents_of, children, name
-from test_outlive import host, jobs_of, state_of, wait_for_state, workers_of  # noqa: F401
+from test_outlive import (echo, host, jobs_of, state_of, wait_for_state,  # noqa: F401
+                          workers_of)
 from test_rebirth import EPOCHS, check_metrics  # noqa: F401
 
 # Says its process number and that of what it has started, then reads what to do from a FIFO.
@@ -20,12 +24,12 @@ sys.exit(int(open(sys.argv[1]).readline()))
 
 
 def supervisors_of(host):
-    return [pid for pid, of in host.remains().items() if of == "gradus-job"]
+    return host.named("gradus-job")
 
 
 def kill_supervisor(host):
-    pid, = supervisors_of(host)
-    os.kill(pid, signal.SIGKILL)
+    """And its deputy, which would go on in its place."""
+    pid, = host.kill_supervisors()
     return pid
 
 
@@ -45,6 +49,156 @@ def is_nothing_left(host, tmp_path):
     host.wait_for_nothing()
     assert jobs_of(host) == [] and not os.listdir(tmp_path / "run/gradus")
 
+
+# ---- The deputy ----------------------------------------------------------------------------------
+
+@contextlib.contextmanager
+def frozen(pids):
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def state_of_process(pid):
+    return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def kill_at_rest(host):
+    """The supervisor alone, of a job in which nothing happens: it is not at work, and stays so."""
+    wait_until(lambda: len(host.named("gradus-deputy")) == 1 == len(supervisors_of(host)),
+               "a deputy with its name")
+    pid, = supervisors_of(host)
+    wait_until(lambda: state_of_process(pid) == "S", "rest")
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: pid not in supervisors_of(host) and supervisors_of(host), "its deputy")
+    return pid
+
+
+@pytest.mark.parametrize("flags", [["--link", "shm"], ["--link", "tcp"],
+                                   ["-H", "localhost:2,127.0.0.1:2"],
+                                   ["--set", "distribution.strategy=ps",
+                                    "--set", "distribution.servers=2"]])
+def test_deputy_goes_on(host, job, undisturbed, tmp_path, flags):
+    """Again and again, with the same workers, and without a step that is repeated."""
+    output = tmp_path / "out"
+    launcher = host.start("run", "-np", 4, *flags, "--output", output, job)
+    with unhurried(lambda: workers_of(host)), contextlib.ExitStack() as stack:
+        read_lines(launcher.stdout, 3)
+        workers = workers_of(host)
+        stack.enter_context(frozen(workers[1:]))
+        going = stack.pop_all()
+    with going, frozen(workers[:1]):
+        killed = [kill_at_rest(host) for _ in range(3)]
+        assert workers_of(host) == workers
+    out, err = finish(launcher)
+    assert sha256_of(output) == undisturbed and check_metrics(output) == [0]
+    assert f"sha256 {undisturbed}" in out and "restarted" not in err
+    for pid in killed:
+        assert (f"the process that supervises the job (gradus-job, pid {pid}) was killed; its "
+                "deputy (pid ") in err
+    is_nothing_left(host, tmp_path)
+
+
+def test_deputy_has_output_and_exit_code(host, echo, tmp_path):  # noqa: F811
+    job = echo("--grace", "1s")
+    for word in ("one", "two", "three"):
+        kill_at_rest(host)
+        job.tell(f"say {word}")
+        assert read_lines(job.launcher.stdout, 1) == [f"say {word}"]
+    job.tell("end 75")
+    out, _ = finish(job.launcher, 75)
+    assert out == ""
+    is_nothing_left(host, tmp_path)
+
+
+def test_deputy_hands_signals_on(host, echo, tmp_path):  # noqa: F811
+    job = echo()
+    kill_at_rest(host)
+    job.launcher.terminate()
+    assert "SIGTERM" in finish(job.launcher, 1)[1]
+    is_nothing_left(host, tmp_path)
+
+
+@pytest.mark.parametrize("first", ["launcher", "supervisor"])
+@pytest.mark.parametrize("again", ["run", "attach"])
+def test_launcher_and_supervisor_are_killed(host, echo, tmp_path, first, again):  # noqa: F811
+    """Nothing is lost, nothing is said twice, and whoever comes is heard."""
+    job = echo()
+    job.tell("say one")
+    assert read_lines(job.launcher.stdout, 1) == ["say one"]
+    if first == "supervisor":
+        kill_at_rest(host)
+    job.lose_launcher()
+    if first == "launcher":
+        kill_at_rest(host)
+    assert os.path.exists(f"/proc/{job.worker}")
+    job.tell("say two")
+    wait_until(lambda: "two" in host("logs", "echo").stdout, "the log")
+    launcher = host.start(*(job.words if again == "run" else ["attach", "echo"]))
+    assert read_lines(launcher.stdout, 1) == ["say two"]
+    kill_at_rest(host)
+    job.tell("say three")
+    assert read_lines(launcher.stdout, 1) == ["say three"]
+    launcher.terminate()
+    out, _ = finish(launcher, 1)
+    assert out == ""
+    is_nothing_left(host, tmp_path)
+
+
+def test_deputy_replaces_workers(host, job, tmp_path):
+    """They record for the process that supervises them now."""
+    launcher = host.start("run", "-np", 3, "--output", tmp_path / "out", "--set", "epochs=100000",
+                          job)
+    read_lines(launcher.stdout, 3)
+    before = workers_of(host)
+    with frozen(before):
+        kill_at_rest(host)
+        os.kill(before[1], signal.SIGKILL)
+    wait_until(lambda: {*workers_of(host)} - {*before}, "another worker")
+    supervisor, = supervisors_of(host)
+    new, = {*workers_of(host)} - {*before}
+    wait_until(lambda: f"GRADUS_RECORD=/proc/{supervisor}/fd/".encode() in
+               pathlib.Path(f"/proc/{new}/environ").read_bytes(), "its environment")
+    while "3 workers go on from step" not in read_lines(launcher.stdout, 1)[0]:
+        pass
+    launcher.terminate()
+    assert "and another one is started" in finish(launcher, 75)[1]
+    is_nothing_left(host, tmp_path)
+
+
+def test_killed_agent_of_a_deputy_leaves_nothing(host, script, tmp_path):
+    """The launcher ends what falls to it."""
+    os.mkfifo(tmp_path / "told")
+    launcher = host.start("run", "-np", 1, "--no-prefix", "--restarts", 1, "--", *script(PARENT),
+                          str(tmp_path / "told"))
+    read_lines(launcher.stdout, 1)
+    kill_at_rest(host)
+    agent, = host.named("gradus-agent")
+    os.kill(agent, signal.SIGKILL)
+    after = read_lines(launcher.stdout, 1)[0].split()[1:]
+    assert all(os.path.exists(f"/proc/{pid}") for pid in after)
+    (tmp_path / "told").write_text("0\n")
+    assert "all workers are restarted (1 of at most 1 times, --restarts)\n" in finish(launcher)[1]
+    is_nothing_left(host, tmp_path)
+
+
+def test_killed_deputy_is_replaced(host, echo, tmp_path):  # noqa: F811
+    job = echo()
+    pid, = host.named("gradus-deputy")
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: host.named("gradus-deputy") not in ([], [pid]), "another deputy")
+    kill_at_rest(host)
+    job.launcher.terminate()
+    finish(job.launcher, 1)
+    is_nothing_left(host, tmp_path)
+
+
+# ---- Nobody is left of it ------------------------------------------------------------------------
 
 @pytest.mark.parametrize("orphans", ["end", "finish"])
 def test_from_the_newest_checkpoint(host, job, undisturbed, tmp_path, orphans):

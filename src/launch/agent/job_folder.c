@@ -26,7 +26,6 @@ enum {
     RECORD_BYTES = GR_JOB_COMMAND_BYTES + GR_JOB_RUN_BYTES + 192,
     LISTED_MAX = 1024,
     TRIES = 8,
-    BACKLOG = 16,
     KEPT_S = 7 * 24 * 3600
 };
 
@@ -342,7 +341,7 @@ static int listen_in(const gr_job_folder *folder)
     name_socket(folder, &address);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd >= 0 && (bind(fd, (const struct sockaddr *)&address, sizeof address) != 0 ||
-                    listen(fd, BACKLOG) != 0)) {
+                    listen(fd, GR_JOB_FOLDER_BACKLOG) != 0)) {
         int error = errno;
         close(fd);
         errno = error;

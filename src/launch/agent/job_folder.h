@@ -26,7 +26,8 @@ enum {
     GR_JOB_NAME_BYTES = 64,
     GR_JOB_COMMAND_BYTES = 512,
     GR_JOB_RUN_BYTES = 64,
-    GR_JOB_STREAMS = 2
+    GR_JOB_STREAMS = 2,
+    GR_JOB_FOLDER_BACKLOG = 16 /* of its socket */
 };
 
 typedef struct gr_job_folder {

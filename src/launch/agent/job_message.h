@@ -20,11 +20,12 @@ typedef enum gr_job_message_kind {
                           with the scheduler's word */
     GR_JOB_RECEIVED,   /* by a launcher: END has come */
     /* from the supervisor */
-    GR_JOB_ATTACHED,
-    GR_JOB_TAKEN, /* no: there is a launcher, status.launcher */
+    GR_JOB_ATTACHED, /* the supervisor is process status.code */
+    GR_JOB_TAKEN,    /* no: there is a launcher, status.launcher */
     GR_JOB_STATUS_IS,
     GR_JOB_DROPPED, /* to a launcher: its output cannot be written, and the job goes on without */
     GR_JOB_END,     /* to a launcher: status.code */
+    GR_JOB_MOVED,   /* to a launcher: the supervisor is process status.code from now on */
     GR_JOB_MESSAGE_KINDS
 } gr_job_message_kind;
 

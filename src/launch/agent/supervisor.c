@@ -95,7 +95,24 @@ gr_status gr_supervisor_publish(gr_supervisor *supervisor, const char *name,
 void gr_supervisor_note_attempt(const gr_supervisor *supervisor, const gr_job_record *record)
 {
     if (supervisor != NULL && supervisor->log != NULL) {
-        (void)gr_job_folder_write_record(&supervisor->folder, record);
+        gr_job_record now = *record;
+        now.supervisor = getpid();
+        (void)gr_job_folder_write_record(&supervisor->folder, &now);
+    }
+}
+
+void gr_supervisor_moved(const gr_supervisor *supervisor)
+{
+    const gr_job_message moved = {.kind = GR_JOB_MOVED, .status = {.code = (int)getpid()}};
+    gr_job_record record;
+    if (supervisor->listen_fd >= 0) { /* whoever connects is told who listens */
+        (void)listen(supervisor->listen_fd, GR_JOB_FOLDER_BACKLOG);
+    }
+    if (supervisor->log != NULL && gr_job_folder_record(&supervisor->folder, &record)) {
+        gr_supervisor_note_attempt(supervisor, &record);
+    }
+    if (supervisor->config.launcher_fd >= 0) {
+        (void)gr_job_send(supervisor->config.launcher_fd, &moved, NULL);
     }
 }
 
@@ -296,6 +313,7 @@ static void answer(const gr_supervisor *supervisor, int fd, int kind, int scale)
         message.status.word = supervisor->events.scale(supervisor->events.arg, scale);
     }
     message.status.launcher = (int)supervisor->config.launcher;
+    message.status.code = (int)getpid();
     (void)gr_job_send(fd, &message, NULL);
 }
 

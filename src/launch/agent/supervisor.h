@@ -53,7 +53,8 @@ void gr_supervisor_destroy(gr_supervisor *supervisor); /* NULL ok */
 gr_status gr_supervisor_publish(gr_supervisor *supervisor, const char *name,
                                 const gr_job_record *record, gr_diag *diag) GR_MUST_CHECK;
 
-/* The job is begun once more: another supervisor that continues it must know. */
+/* The job is begun once more: another supervisor that continues it must know. `record`: but which
+ * process supervises it. */
 void gr_supervisor_note_attempt(const gr_supervisor *supervisor, const gr_job_record *record);
 /* Who inherits it is a part of the job. NULL ok; -1: it has no folder. */
 int gr_supervisor_lock_fd(const gr_supervisor *supervisor);
@@ -73,6 +74,9 @@ void gr_supervisor_note_delivered(gr_supervisor *supervisor,
 /* From now on events come from `loop`; returns 0 or a number of libuv. */
 int gr_supervisor_start(gr_supervisor *supervisor, uv_loop_t *loop,
                         const gr_supervisor_events *events);
+/* The supervisor is another process from now on, this one (deputy.h): whoever speaks to it must
+ * know. */
+void gr_supervisor_moved(const gr_supervisor *supervisor);
 /* Before the loop is closed, which must run once more. */
 void gr_supervisor_stop(gr_supervisor *supervisor);
 

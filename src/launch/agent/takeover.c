@@ -25,13 +25,11 @@ void gr_process_close(gr_process *process)
     process->fd = -1;
 }
 
-void gr_process_signal(const gr_process *process, int signal_number)
+bool gr_process_signal(const gr_process *process, int signal_number)
 {
-    if (process->fd >= 0) {
-        (void)syscall(SYS_pidfd_send_signal, process->fd, signal_number, NULL, 0);
-    } else {
-        (void)kill(process->pid, signal_number);
-    }
+    return process->fd >= 0
+               ? syscall(SYS_pidfd_send_signal, process->fd, signal_number, NULL, 0) == 0
+               : kill(process->pid, signal_number) == 0;
 }
 
 static gr_status connect_to(const gr_job_folder *folder, int *connection_out, gr_diag *diag)
@@ -72,8 +70,6 @@ gr_status gr_takeover(const gr_job_folder *folder, int *connection_out, gr_proce
 {
     static const int ours[] = {STDOUT_FILENO, STDERR_FILENO};
     gr_job_message message = {.kind = GR_JOB_ATTACH};
-    pid_t pid = 0;
-    uid_t uid;
     int connection;
     *launcher_out = 0;
     gr_status status = connect_to(folder, &connection, diag);
@@ -88,14 +84,11 @@ gr_status gr_takeover(const gr_job_folder *folder, int *connection_out, gr_proce
                          "%s shows its output",
                          folder->name, message.status.launcher, folder->name);
     }
-    if (status == GR_OK && !gr_job_peer(connection, &pid, &uid)) {
-        status = gr_fail(diag, GR_E_IO, "job %s: its process is unknown", folder->name);
-    }
     if (status != GR_OK) {
         close(connection);
         return status;
     }
-    *supervisor_out = gr_process_open(pid);
+    *supervisor_out = gr_process_open(message.status.code);
     *connection_out = connection;
     return GR_OK;
 }

@@ -17,7 +17,8 @@ typedef struct gr_process {
 
 gr_process gr_process_open(pid_t pid);
 void gr_process_close(gr_process *process);
-void gr_process_signal(const gr_process *process, int signal_number);
+/* False: it has ended. */
+bool gr_process_signal(const gr_process *process, int signal_number);
 
 /* Becomes the job's launcher: our stdout and stderr are lent to its supervisor, which writes to
  * them from now on. Waits until that has answered, at most 60 s.

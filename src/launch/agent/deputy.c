@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launch/agent/deputy.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+enum { STACK_BYTES = 64 * 1024, NAME_BYTES = 16 };
+enum { WAIT_BY_FD = 3 }; /* P_PIDFD, where libc has no name for it */
+
+struct gr_deputy {
+    pid_t chief, pid; /* the supervisor; its deputy, 0: none */
+    int chief_fd, fd; /* of their ends */
+    atomic_bool set;  /* the deputy sleeps */
+    atomic_bool idle; /* the supervisor waits: nothing is half done */
+    ucontext_t point; /* where it waits */
+    char *stack;
+    char name[NAME_BYTES]; /* of the supervisor */
+};
+
+static void close_fd(int *fd)
+{
+    if (*fd >= 0) {
+        close(*fd);
+    }
+    *fd = -1;
+}
+
+/* The deputy. As long as the supervisor lives they have one errno, and all else that is a thread's:
+ * only calls that succeed, and no checks of a sanitizer, which would take this stack for wrong. */
+__attribute__((no_sanitize("address", "undefined"))) static int sleep_beside(void *deputy_arg)
+{
+    gr_deputy *deputy = deputy_arg;
+    struct pollfd end = {.fd = deputy->chief_fd, .events = POLLIN};
+    (void)syscall(SYS_setsid); /* what is for the supervisor's group is not for us */
+    (void)syscall(SYS_prctl, PR_SET_NAME, "gradus-deputy", 0L, 0L, 0L);
+    atomic_store(&deputy->set, true);
+    while (syscall(SYS_ppoll, &end, 1L, NULL, NULL, 0L) != 1) {
+    }
+    if (atomic_load(&deputy->idle)) {
+        (void)setcontext(&deputy->point);
+    }
+    (void)syscall(SYS_exit_group, 1L);
+    return 1;
+}
+
+/* Until it sleeps, or has ended. Without sleep: whoever sleeps here waits for events. */
+static void await(gr_deputy *deputy)
+{
+    struct pollfd end = {.fd = deputy->fd, .events = POLLIN};
+    while (!atomic_load(&deputy->set) && poll(&end, 1, 0) == 0) {
+        (void)sched_yield();
+    }
+}
+
+static void dismiss(gr_deputy *deputy)
+{
+    siginfo_t ignored;
+    if (deputy->fd >= 0) {
+        (void)syscall(SYS_pidfd_send_signal, deputy->fd, SIGKILL, NULL, 0);
+        (void)waitid((idtype_t)WAIT_BY_FD, (id_t)deputy->fd, &ignored,
+                     WEXITED); /* others may have reaped it */
+    }
+    deputy->pid = 0;
+    close_fd(&deputy->fd);
+}
+
+/* False: there is none. */
+static bool appoint(gr_deputy *deputy)
+{
+    const int shared = CLONE_VM | CLONE_FILES | CLONE_FS | CLONE_SIGHAND;
+    close_fd(&deputy->chief_fd);
+    deputy->chief_fd = (int)syscall(SYS_pidfd_open, deputy->chief, 0);
+    if (deputy->chief_fd < 0) {
+        return false;
+    }
+    /* At the end of a thread whose memory others have the kernel clears the number that libc knows
+     * it by; its locks would fail in the deputy. */
+    (void)syscall(SYS_set_tid_address, NULL);
+    atomic_store(&deputy->set, false);
+    deputy->pid = clone(sleep_beside, deputy->stack + STACK_BYTES, shared | SIGCHLD, deputy);
+    deputy->pid = deputy->pid > 0 ? deputy->pid : 0;
+    deputy->fd = deputy->pid > 0 ? (int)syscall(SYS_pidfd_open, deputy->pid, 0) : -1;
+    await(deputy);
+    return deputy->fd >= 0;
+}
+
+gr_deputy *gr_deputy_create(void)
+{
+#ifdef __SANITIZE_THREAD__
+    return NULL; /* it takes a process that shares its memory for one that does not */
+#else
+    gr_deputy *deputy = calloc(1, sizeof *deputy);
+    if (deputy == NULL) {
+        return NULL;
+    }
+    deputy->chief = getpid();
+    deputy->chief_fd = deputy->fd = -1;
+    (void)prctl(PR_GET_NAME, deputy->name, 0L, 0L, 0L);
+    void *stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+    deputy->stack = stack != MAP_FAILED ? stack : NULL;
+    if (deputy->stack == NULL || !appoint(deputy)) {
+        gr_deputy_destroy(deputy);
+        return NULL;
+    }
+    return deputy;
+#endif
+}
+
+void gr_deputy_destroy(gr_deputy *deputy)
+{
+    if (deputy == NULL) {
+        return;
+    }
+    dismiss(deputy);
+    close_fd(&deputy->chief_fd);
+    if (deputy->stack != NULL) {
+        munmap(deputy->stack, STACK_BYTES);
+    }
+    free(deputy);
+}
+
+pid_t gr_deputy_pid(const gr_deputy *deputy)
+{
+    return deputy != NULL ? deputy->pid : 0;
+}
+
+/* The supervisor was killed at its point of waiting, and that is where we are. */
+static void succeed(gr_deputy *deputy)
+{
+    atomic_store(&deputy->idle, false);
+    deputy->chief = getpid();
+    deputy->pid = 0;
+    close_fd(&deputy->fd);
+    (void)prctl(PR_SET_NAME, deputy->name, 0L, 0L, 0L);
+}
+
+bool gr_deputy_wait(gr_deputy *deputy, int fd, int timeout_ms)
+{
+    if (deputy->pid == 0) {
+        (void)appoint(deputy);
+    }
+    (void)getcontext(&deputy->point);
+    if (getpid() != deputy->chief) {
+        succeed(deputy);
+        return true;
+    }
+    struct pollfd at[2] = {{.fd = fd, .events = POLLIN}, {.fd = deputy->fd, .events = POLLIN}};
+    atomic_store(&deputy->idle, true);
+    (void)poll(at, 2, timeout_ms);
+    atomic_store(&deputy->idle, false);
+    if (at[1].revents != 0) {
+        dismiss(deputy);
+        (void)appoint(deputy);
+    }
+    return false;
+}
