@@ -7,6 +7,7 @@
 #include "base/fail.h"
 #include "base/file.h"
 #include "launch/agent/output_log.h"
+#include "launch/process_tree.h"
 #include "launch/signals.h"
 
 #include <errno.h>
@@ -79,6 +80,16 @@ static void follow_deputy(following *of, pid_t deputy)
     }
 }
 
+/* The job has ended. What a killed agent has left fell to us, if the supervisor of that time was
+ * killed as well. Before the exit code is ours: who is killed here leaves it where it is. */
+static void clear_rest(const gr_process *supervisor)
+{
+    enum { TRIES = 100, PAUSE_MS = 20 };
+    for (int i = 0; i < TRIES && gr_process_tree_clear(&supervisor->pid, 1) > 0; i++) {
+        (void)poll(NULL, 0, PAUSE_MS);
+    }
+}
+
 /* False: the job goes on. */
 static bool take_message(following *of, int *code_out)
 {
@@ -86,9 +97,11 @@ static bool take_message(following *of, int *code_out)
     int error = gr_job_receive(of->connection, &message, NULL);
     if (error == 0 && message.kind == GR_JOB_END) {
         const gr_job_message received = {.kind = GR_JOB_RECEIVED};
+        if (of->moved && of->child) {
+            clear_rest(of->supervisor);
+        }
         (void)gr_job_send(of->connection, &received, NULL);
         *code_out = message.status.code;
-        of->loss->adopted = of->moved && of->child;
         return true;
     }
     if (error == 0 && message.kind == GR_JOB_DROPPED) {

@@ -12,8 +12,6 @@ typedef struct gr_attach_loss {
     pid_t supervisor;
     int signal_number; /* 0: unknown */
     bool begun;        /* it had told that the job begins */
-    bool adopted;      /* none was lost: the job has ended, and what is left of it is ours, since a
-                          deputy came in the place of its supervisor */
     bool found;        /* so are name and record */
     char name[GR_JOB_NAME_BYTES];
     gr_job_record record;

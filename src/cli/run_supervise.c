@@ -249,7 +249,7 @@ static int launch_until_over(gr_cli_run *run, int64_t outlive_us, gr_attach_loss
         code = outlive_us == 0 ? supervise(run, &config, work)
                                : launch(run, &config, work, &token, loss);
         lost = code == GR_ATTACH_LOST;
-        if (lost || loss->adopted) {
+        if (lost) {
             gr_process_tree_end(patience_us);
         }
         if (lost && !loss->begun && early++ < EARLY_MAX) {
