@@ -3,6 +3,7 @@
 twice."""
 import ast
 import importlib.util
+import sys
 
 import pytest
 
@@ -107,3 +108,66 @@ def test_horovod_error_ends_a_job_that_needs_all_workers(ranks):
             print("rank 1 died" in str(error), "--min-workers" in str(error.__cause__))
         ''', code=1)
     assert lines == [["True True"], []], ranks.err
+
+
+HOSTS = '''
+import os
+import socket
+import sys
+import threading
+import torch
+import gradus.torch as hvd
+
+hvd.init()
+model = torch.nn.Linear(1, 1, bias=False)
+torch.nn.init.zeros_(model.weight)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0),
+                                     model.named_parameters())
+sizes = []
+
+
+def name(*lines):
+    if hvd.rank() == 0:
+        with open("hosts.new", "w") as file:
+            file.write("\\n".join(lines) + "\\n")
+        os.replace("hosts.new", "hosts.list")
+
+
+@hvd.elastic.run
+def train(state):
+    """Until another host has come and gone."""
+    sizes.append(hvd.size())
+    while state.phase < 3:
+        optimizer.zero_grad()
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        state.step += 1
+        if state.phase == 0:
+            name("localhost:2", socket.gethostname() + ":1")
+            state.phase = 1
+        elif state.phase == 1 and hvd.size() == 3:
+            name("localhost:2")
+            state.phase = 2
+        elif state.phase == 2 and hvd.size() == 2:
+            state.phase = 3
+        state.commit()
+        threading.Event().wait(0.01)  # the worker that comes needs the cores as well
+
+
+state = hvd.elastic.TorchState(model, optimizer, step=0, phase=0)
+train(state)
+print((sizes, model.weight.item() == -state.step))
+'''
+
+
+@pytest.mark.long
+def test_horovod_elastic_goes_on_while_hosts_come_and_go(ranks):
+    (ranks.folder / "hosts.list").write_text("localhost:2\n")
+    script = ranks.folder / "hosts.sh"
+    script.write_text("#!/bin/sh\ncat hosts.list\n")
+    script.chmod(0o755)
+    done = ranks.gradus("run", "-np", 2, "--min-np", 1, "--max-np", 3, "--no-prefix",
+                        "--host-discovery-script", script, "--discovery-interval", "200ms", "--",
+                        sys.executable, ranks.write(HOSTS), env=ranks.environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == ["([2, 3, 2], True)"] * 2, done.stderr

@@ -93,6 +93,18 @@ train("clipped", clip=True)
 train("groups", groups=2)
 train("lists of parameters", groups="lists")
 
+# Of a process set alone, whose other ranks keep their own gradients.
+first = hvd.add_process_set([0])
+model, other = new_model(), new_model()
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1),
+                                     model.named_parameters(), process_set=first)
+one = torch.optim.SGD(other.parameters(), lr=0.1)
+for each, its in ((model, optimizer), (other, one)):
+    loss_of(each, 0, slice(me, None, n)).backward()
+    its.step()
+alike("a process set", model, other)
+hvd.remove_process_set(first)
+
 # Half of the bits on the way: as exact as these.
 model, other = new_model(), new_model()
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1),
