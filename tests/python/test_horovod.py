@@ -13,6 +13,10 @@ import random
 import torch
 import gradus.torch as hvd
 
+import torch.distributed as dist
+
+if not FIRST:  # torch.distributed and Horovod's interface in one process
+    dist.init_process_group("gradus")
 hvd.init(process_sets=[hvd.ProcessSet([0])] if FIRST else None)
 n, me = hvd.size(), hvd.rank()
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -301,6 +305,10 @@ if n > 1:
     joins()
 if n > 2:
     sets()
+if not FIRST:
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    same("torch.distributed", x, torch.full((2,), float(n)))
 hvd.shutdown()
 assert not hvd.is_initialized()
 refused(["hvd.init()"], ValueError, hvd.rank)

@@ -104,7 +104,7 @@ class Request:
     def __init__(self, name: str, signature: Signature, inputs: List[torch.Tensor],
                  outputs: List[torch.Tensor], finish: Any, unnamed: bool = False,
                  run: Optional[Callable[[], Any]] = None) -> None:
-        self.name = name
+        self.name = str(name)
         self.signature = signature
         self.inputs = inputs
         self.outputs = outputs
@@ -156,6 +156,7 @@ class Engine:
         self.rank, self.size = comm.rank, comm.size
         self.settings = settings
         self.timeline = timeline
+        self.unnamed: Dict[str, Any] = {}  # how many of each kind had no name
         self._ranks = list(ranks or range(comm.size))
         self._label = f"process set {self._ranks}: " if ranks else ""
         self._drive = threading.Lock()  # held by the thread that moves the engine on

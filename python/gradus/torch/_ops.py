@@ -51,14 +51,18 @@ def _op_of(op: Optional[ReduceOp], average: Optional[bool]) -> ReduceOp:
     return Sum if average is False else Average
 
 
+class _Made(str):
+    """A name that is made here. Tensors without one meet in the order in which they are
+    submitted."""
+
+
 def _name_of(kind: str, name: Optional[str], process_set: ProcessSet) -> str:
-    """Tensors without a name meet in the order in which they are submitted."""
     if name is not None:
         return f"{kind}.{name}"
     engine = world.engine(process_set)
     with _lock:
-        count = engine.__dict__.setdefault("unnamed", {}).setdefault(kind, itertools.count())
-        return f"{kind}.noname.{next(count) % _UNNAMED}"
+        count = engine.unnamed.setdefault(kind, itertools.count())
+        return _Made(f"{kind}.noname.{next(count) % _UNNAMED}")
 
 
 def _dense(tensor: torch.Tensor, kind: str) -> torch.Tensor:
@@ -124,7 +128,6 @@ def _reduce(tensors: Sequence[torch.Tensor], targets: Optional[Sequence[torch.Te
             op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet,
             single: bool, wake: bool) -> Any:
     """Allreduces into `targets`, or into new tensors."""
-    unnamed = name.startswith("allreduce.noname.") or name.startswith("grouped_allreduce.noname.")
     dense = [_dense(tensor, "allreduce") for tensor in tensors]
     if targets is None:
         outputs = results = [torch.empty_like(tensor) for tensor in dense]
@@ -148,7 +151,7 @@ def _reduce(tensors: Sequence[torch.Tensor], targets: Optional[Sequence[torch.Te
                 target.detach().copy_(one)
             return value
     request = Request(name, Signature("allreduce", op.op, -1, prescale, postscale, _parts(dense)),
-                      dense, outputs, result, unnamed)
+                      dense, outputs, result, isinstance(name, _Made))
     return _submit(request, process_set, wake)
 
 
