@@ -11,8 +11,6 @@ import tempfile
 
 import pytest
 
-from conftest import wait_until
-
 V1, V2 = "kubeflow.org/v1", "kubeflow.org/v2beta1"
 SPECS = {"PyTorchJob": ("pytorchReplicaSpecs", "pytorch"),
          "TFJob": ("tfReplicaSpecs", "tensorflow"), "MPIJob": ("mpiReplicaSpecs", "mpi")}
@@ -344,11 +342,25 @@ def test_killed_pod_process_fails_its_pod_and_leaves_nothing(gradus):
     (gradus.folder / "job.json").write_text(json.dumps(asked))
     process = gradus.start("run", "-f", "job.json")
     wait_for_line(process, "ready")
-    pods = [pid for pid, name in gradus.remains().items() if name == "gradus-pod"]
-    wait_until(lambda: len(pods) == 1, "the pod's process")
-    os.kill(pods[0], signal.SIGKILL)
+    os.kill(next(pid for pid, name in gradus.remains().items() if name == "gradus-pod"),
+            signal.SIGKILL)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1 and "Failed      True" in err
+    assert not gradus.remains()
+
+
+def test_killed_pod_process_starts_again_where_nothing_is_left(gradus):
+    script = """if [ -e again ]; then kill -0 $(cat again) 2>/dev/null || echo clean; exit 0; fi
+setsid sleep 1000 & echo $! >again; echo ready; wait"""
+    asked = job("TFJob", {"Worker": role("TFJob", ["sh", "-c", script], 1, "ExitCode")})
+    (gradus.folder / "job.json").write_text(json.dumps(asked))
+    process = gradus.start("run", "-f", "job.json")
+    wait_for_line(process, "ready")
+    os.kill(next(pid for pid, name in gradus.remains().items() if name == "gradus-pod"),
+            signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert lines(out, "train-worker-0") == ["clean"]
     assert not gradus.remains()
 
 

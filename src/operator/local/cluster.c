@@ -29,7 +29,14 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PODS_MAX = 4096, JOBS_AT_ONCE = 16, US_PER_S = 1000000, CLEAR_MS = 20, FINISH_US = 2000000 };
+enum {
+    PODS_MAX = 4096,
+    JOBS_AT_ONCE = 16,
+    US_PER_S = 1000000,
+    CLEAR_MS = 20,
+    CLEAR_TRIES = 100,
+    FINISH_US = 2000000
+};
 
 typedef struct local_cluster {
     const gr_local_config *config;
@@ -50,7 +57,7 @@ typedef struct local_cluster {
     int64_t began_s, over_us; /* over_us: when all jobs had ended; 0: not yet */
     bool is_changed;          /* the store, since the controller has looked */
     bool is_stale;            /* a ConfigMap or a Secret has changed */
-    bool is_pumping, is_stopping, has_told_rooms, has_told_images;
+    bool is_pumping, is_stopping, has_told_end, has_told_rooms, has_told_images;
 } local_cluster;
 
 static void pump(local_cluster *c);
@@ -292,6 +299,22 @@ static void keep_pods(local_cluster *c)
     c->is_stale = false;
 }
 
+/* What the process of a pod has left behind is ours now, when that is killed. */
+static void end_orphans(local_cluster *c)
+{
+    const struct timespec pause = {.tv_nsec = 1000000};
+    pid_t pods[PODS_MAX];
+    int count = 0;
+    for (size_t i = 0; i < c->pod_count; i++) {
+        pods[count] = gr_local_pod_pid(c->pods[i]);
+        count += pods[count] > 0;
+    }
+    for (int i = 0; i < CLEAR_TRIES && gr_process_tree_clear(pods, count) > 0; i++) {
+        (void)nanosleep(&pause, NULL);
+    }
+    c->shared.has_orphans = false;
+}
+
 static void bury_pods(local_cluster *c)
 {
     for (size_t i = 0; i < c->pod_count;) {
@@ -369,6 +392,8 @@ static bool is_finishing(const local_cluster *c)
 /* What is left of the pods is told to end. */
 static void end_pods(local_cluster *c, bool at_once)
 {
+    keep_report(c);
+    c->has_told_end = true;
     for (size_t i = 0; i < c->pod_count; i++) {
         gr_local_pod_end(c->pods[i], at_once ? 0 : gr_local_pod_grace_s(c->pods[i]));
     }
@@ -439,13 +464,14 @@ static void pump(local_cluster *c)
         return;
     }
     c->is_pumping = true;
-    bool was_stopping = c->is_stopping;
     gr_store_set_time(c->store, wall_s());
-    if (!was_stopping) {
+    if (c->shared.has_orphans) {
+        end_orphans(c);
+    }
+    if (!c->is_stopping) {
         work(c);
     }
-    if (c->is_stopping && !was_stopping) {
-        keep_report(c);
+    if (c->is_stopping && !c->has_told_end) {
         end_pods(c, false);
     }
     bury_pods(c);
@@ -482,7 +508,6 @@ static void hear_signal(uv_poll_t *handle, int status, int events)
         note(c, line);
     }
     c->report->signal_number = c->report->signal_number != 0 ? c->report->signal_number : number;
-    keep_report(c);
     c->is_stopping = true;
     end_pods(c, again);
     pump(c);
@@ -500,7 +525,6 @@ static void lost(void *event_arg)
 {
     local_cluster *c = event_arg;
     if (!c->is_stopping) {
-        keep_report(c);
         stop(c, gr_fail(c->diag, GR_E_IO, "nobody reads the output any more: the pods end"));
         end_pods(c, false);
     }

@@ -174,7 +174,7 @@ static void end_pod(gr_local_pod *pod)
         }
     }
     if (!pod->view.is_over) {
-        pod->view.is_over = pod->view.has_failed = true;
+        pod->pods->has_orphans = pod->view.is_over = pod->view.has_failed = true;
         pod->view.message = "the process that stands for the pod was killed";
         for (size_t i = 0; i < pod->plan.container_count; i++) {
             gr_pod_message killed = {

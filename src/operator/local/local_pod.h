@@ -31,6 +31,7 @@ typedef struct gr_local_pods {
     void *pods_arg;
     unsigned int started; /* so far */
     bool has_no_rooms;    /* the system permits no namespaces: told once */
+    bool has_orphans;     /* of a pod whose process was killed; the caller ends them */
 } gr_local_pods;
 
 /* Starts the processes of a pod that is in the store. The caller keeps the result until
