@@ -380,6 +380,12 @@ def test_wrong_manifest_ends_with_a_sentence_and_its_line(gradus, change, senten
     assert sentence in done.stderr
 
 
+def test_two_versions_of_a_kind_end_with_a_sentence(gradus):
+    roles = {"Launcher": role("MPIJob", ["true"]), "Worker": role("MPIJob", None)}
+    done = run(gradus, job("MPIJob", roles, V1), job("MPIJob", roles, V2), code=2)
+    assert "MPIJobs of one apiVersion" in done.stderr
+
+
 def test_missing_config_map_ends_with_a_sentence(gradus):
     asked = job("PyTorchJob", {"Master": role(
         "PyTorchJob", ["echo", "no"], container={"envFrom": [{"configMapRef": {"name": "gone"}}]})})

@@ -30,6 +30,7 @@
 #include <unistd.h>
 
 enum {
+    KINDS_MAX = 16,
     PODS_MAX = 4096,
     JOBS_AT_ONCE = 16,
     US_PER_S = 1000000,
@@ -53,10 +54,11 @@ typedef struct local_cluster {
     gr_local_pod *pods[PODS_MAX];
     size_t pod_count;
     char root[PATH_MAX], hosts[PATH_MAX + 16];
-    json_t *jobs;             /* their last states, by uid */
-    int64_t began_s, over_us; /* over_us: when all jobs had ended; 0: not yet */
-    bool is_changed;          /* the store, since the controller has looked */
-    bool is_stale;            /* a ConfigMap or a Secret has changed */
+    const gr_operator_kind *kinds[KINDS_MAX + 1]; /* of the jobs; ends with NULL */
+    json_t *jobs;                                 /* their last states, by uid */
+    int64_t began_s, over_us;                     /* over_us: when all jobs had ended; 0: not yet */
+    bool is_changed;                              /* the store, since the controller has looked */
+    bool is_stale;                                /* a ConfigMap or a Secret has changed */
     bool is_pumping, is_stopping, has_told_end, has_told_rooms, has_told_images;
 } local_cluster;
 
@@ -560,14 +562,43 @@ static gr_status make_root(local_cluster *c)
     return gr_names_create(c->hosts, "cluster.local", &c->shared.names, c->diag);
 }
 
+/* Those of the jobs that there are. A controller serves one version of a kind. */
+static gr_status choose_kinds(local_cluster *c)
+{
+    size_t i, count = 0;
+    const json_t *object;
+    json_array_foreach(c->config->objects, i, object)
+    {
+        const gr_operator_kind *kind = gr_operator_find_kind(
+            gr_operator_kinds, text_of(object, "apiVersion"), text_of(object, "kind"));
+        bool is_new = kind != NULL;
+        for (size_t k = 0; k < count && kind != NULL; k++) {
+            is_new &= c->kinds[k] != kind;
+            if (c->kinds[k] != kind && strcmp(c->kinds[k]->kind, kind->kind) == 0) {
+                return gr_fail(c->diag, GR_E_INVALID,
+                               "one run has %ss of one apiVersion; put those of %s and %s into two "
+                               "files",
+                               kind->kind, c->kinds[k]->api_version, kind->api_version);
+            }
+        }
+        if (is_new && count < KINDS_MAX) {
+            c->kinds[count++] = kind;
+        }
+    }
+    return GR_OK;
+}
+
 static gr_status make_objects(local_cluster *c)
 {
-    const gr_controller_config config = {.kinds = gr_operator_kinds,
+    const gr_controller_config config = {.kinds = c->kinds,
                                          .cluster_domain = "",
                                          .gang_scheduler = "",
                                          .ssh_key = no_key,
                                          .jobs_at_once = JOBS_AT_ONCE};
-    gr_status status = gr_controller_create(&config, &c->controller, c->diag);
+    gr_status status = choose_kinds(c);
+    if (status == GR_OK) {
+        status = gr_controller_create(&config, &c->controller, c->diag);
+    }
     c->jobs = json_object();
     c->store = gr_store_create(store_changed, c);
     if (status != GR_OK || c->jobs == NULL || c->store == NULL) {
