@@ -22,9 +22,11 @@ USER = "system:serviceaccount:gradus:gradus-operator"
 # But for those with a time limit: on a busy machine it ends before the step that it is to follow.
 MPI = [name for name in recordings.SCENARIOS
        if re.match(r"mpi-operator-v0.8.2/(?!deadline$|ttl$)", name)]
-# But for one with a HorizontalPodAutoscaler, whose status is the cluster's, and one with a volume.
+# But for one with a HorizontalPodAutoscaler, whose status is the cluster's, and two with volumes,
+# which may or may not be there when the scheduler looks.
 TRAINING = [name for name in recordings.SCENARIOS
-            if re.match(r"training-operator-v1.9-\w+/(pt|tf)-example-(?!imagenet|.*summaries)", name)]
+            if re.match(r"training-operator-v1.9-\w+/..-example-(?!imagenet|multi|.*summaries)",
+                        name)]
 MPIJOBS = "mpijobs.v2beta1.kubeflow.org"
 
 

@@ -85,10 +85,10 @@ gr_status gr_serve_watch_again(gr_serve *serve, size_t index, gr_diag *diag)
     gr_kube_watch_options options = {.resource = one->resource.name,
                                      .space = row->is_global ? NULL : serve->options->space,
                                      .label_selector = row->selector,
-                                     .cut = gr_operator_resource_cut,
-                                     .cut_arg = row,
                                      .handler = take_event,
-                                     .arg = one};
+                                     .arg = one,
+                                     .cut = gr_operator_resource_cut,
+                                     .cut_arg = row};
     return gr_kube_watch_start(serve->kube, &options, &one->watch, diag);
 }
 
