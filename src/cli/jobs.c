@@ -309,10 +309,11 @@ static void print_stop_usage(void)
         "With the flags of a cluster: deletes a job there, and all that belongs to it.\n");
 }
 
+enum { LOOK_MS = 50 };
+
 /* Returns when the supervisor has ended. */
 static void wait_for_end(const gr_job_folder *folder, const gr_process *supervisor)
 {
-    enum { LOOK_MS = 50 };
     struct pollfd watched = {.fd = supervisor->fd, .events = POLLIN};
     gr_job_end end;
     if (supervisor->fd >= 0) {
@@ -324,13 +325,26 @@ static void wait_for_end(const gr_job_folder *folder, const gr_process *supervis
     }
 }
 
+/* One that is killed meanwhile has a deputy. */
+static gr_status signal_supervisor(const gr_job_folder *folder, gr_process *supervisor_out,
+                                   gr_diag *diag)
+{
+    for (;;) {
+        gr_status status = gr_takeover_find(folder, supervisor_out, diag);
+        if (status != GR_OK || gr_process_signal(supervisor_out, SIGTERM)) {
+            return status;
+        }
+        gr_process_close(supervisor_out);
+        (void)poll(NULL, 0, LOOK_MS);
+    }
+}
+
 static gr_status end_job(const gr_job_folder *folder, bool now, gr_diag *diag)
 {
     gr_process supervisor = {.fd = -1};
     gr_job_status answer;
-    gr_status status = gr_takeover_find(folder, &supervisor, diag);
+    gr_status status = signal_supervisor(folder, &supervisor, diag);
     if (status == GR_OK) {
-        (void)gr_process_signal(&supervisor, SIGTERM);
         /* One that does not answer is between two starts, and SIGTERM is enough. */
         gr_status killed = now ? gr_takeover_ask(folder, GR_JOB_KILL, 0, &answer, diag) : GR_OK;
         (void)killed;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launch/agent/deputy.h"
+#include "launch/agent/takeover.h"
 
 #include "launch/process_tree.h"
 
@@ -192,12 +193,28 @@ static void what_was_at_work_ends_with_its_deputy(void **state)
     finish(&of);
 }
 
+static void a_signal_for_one_that_has_ended_is_none(void **state)
+{
+    (void)state;
+    siginfo_t end;
+    pid_t pid = fork();
+    if (pid == 0) {
+        _exit(0);
+    }
+    gr_process process = gr_process_open(pid);
+    assert_int_equal(waitid(P_PID, (id_t)pid, &end, WEXITED | WNOWAIT), 0);
+    assert_false(gr_process_signal(&process, SIGTERM)); /* nobody has waited for it yet */
+    gr_process_close(&process);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_deputy_goes_on_again_and_again),
         cmocka_unit_test(a_deputy_that_was_killed_is_replaced),
         cmocka_unit_test(what_was_at_work_ends_with_its_deputy),
+        cmocka_unit_test(a_signal_for_one_that_has_ended_is_none),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

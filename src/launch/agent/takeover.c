@@ -25,10 +25,13 @@ void gr_process_close(gr_process *process)
     process->fd = -1;
 }
 
+/* The kernel takes signals also for one that has ended, as long as nobody has waited for it. */
 bool gr_process_signal(const gr_process *process, int signal_number)
 {
+    struct pollfd end = {.fd = process->fd, .events = POLLIN};
     return process->fd >= 0
-               ? syscall(SYS_pidfd_send_signal, process->fd, signal_number, NULL, 0) == 0
+               ? syscall(SYS_pidfd_send_signal, process->fd, signal_number, NULL, 0) == 0 &&
+                     poll(&end, 1, 0) == 0
                : kill(process->pid, signal_number) == 0;
 }
 
