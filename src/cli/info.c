@@ -23,6 +23,8 @@ static const char *const link_choices[] = {"shm", "tcp", NULL};
 
 #define PLAN(member) .offset = offsetof(info_options, plan.member)
 
+static const char *const cma_choices[] = {"auto", "off", "on", NULL}; /* as gr_cma */
+
 static const gr_config_field info_fields[] = {
     {.flag = "--config",
      .type = GR_CONFIG_BOOL,
@@ -91,6 +93,14 @@ static const gr_config_field info_fields[] = {
      .default_text = "off",
      .value_name = "FILE",
      .help = "plan: costs and rules that `gradus tune` measured; otherwise the usual costs"},
+    {.flag = "--cma",
+     .env = "GRADUS_CMA",
+     .type = GR_CONFIG_CHOICE,
+     PLAN(cma),
+     .default_text = "auto",
+     .choices = cma_choices,
+     .help = "plan: copies by the kernel, of memory that is not from gr_alloc; auto: what one "
+             "costs on this host is measured"},
     {.flag = "--rules",
      .type = GR_CONFIG_BOOL,
      PLAN(rules),

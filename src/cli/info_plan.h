@@ -12,7 +12,7 @@ typedef struct gr_plan_options {
     int64_t size_bytes;
     int64_t ranks, hosts;
     int64_t rails;
-    int link, dtype;
+    int link, dtype, cma;
     bool exact, json, rules;
     const char *algorithm, *tune;
     int64_t segment_bytes;
