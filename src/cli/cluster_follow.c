@@ -190,6 +190,9 @@ static void follow_log(follower *all, followed *pod, const json_t *object)
     }
     if (pod->log == NULL) {
         start_log(all, pod, container);
+        if (pod->log != NULL && restarts > 0 && !all->options->once) { /* before we came */
+            gr_kube_log_restarted(pod->log);
+        }
     } else if (restarts > pod->restarts) {
         gr_kube_log_restarted(pod->log);
     }
@@ -481,7 +484,7 @@ static void free_follower(follower *all)
 static int tell_end(const follower *all)
 {
     const char *why, *name = gr_cluster_job_name(all->job);
-    if (all->cluster->signal_number != 0) {
+    if (all->cluster->signal_number != 0 && !all->has_ended) {
         if (all->options->detach != NULL) {
             fprintf(stderr, "gradus: detached; job %s goes on: %s\n", name, all->options->detach);
         }

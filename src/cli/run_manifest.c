@@ -137,6 +137,12 @@ static gr_status check_job(const char *where, const gr_operator_kind *kind, cons
     return status;
 }
 
+/* The rest of what Kubernetes asks of names, reconcilers look at. */
+static bool is_name(const char *text)
+{
+    return text[strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789-.")] == '\0' && text[0] != '.';
+}
+
 static gr_status take_document(const manifest_options *options, const json_t *document,
                                json_t *objects, int *jobs, gr_diag *diag)
 {
@@ -155,6 +161,12 @@ static gr_status take_document(const manifest_options *options, const json_t *do
     }
     if (text_of(object, "metadata.name")[0] == '\0') {
         return gr_fail(diag, GR_E_INVALID, "%s: metadata.name is missing", where);
+    }
+    if (!is_name(text_of(object, "metadata.name")) || !is_name(text_of(metadata, "namespace")) ||
+        !is_name(options->space)) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "%s: names and namespaces are made of small letters, digits, - and .",
+                       where);
     }
     if (text_of(metadata, "namespace")[0] == '\0' &&
         json_object_set_new(metadata, "namespace", json_string(options->space)) != 0) {

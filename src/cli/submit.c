@@ -419,7 +419,12 @@ static int follow(const gr_submit *submit, gr_cluster_client *cluster, gr_cluste
     snprintf(detach, sizeof detach, "gradus logs -f %s%s shows it again, gradus stop %s%s ends it",
              name, named, name, named);
     const gr_follow_options options = {.logs = submit->options.follow, .detach = detach};
-    return gr_cluster_follow(cluster, job, &options);
+    int code = gr_cluster_follow(cluster, job, &options);
+    if (code == GR_EXIT_INPUT) { /* which says that nothing was sent */
+        fprintf(stderr, "gradus: job %s is sent, and goes on without being followed: %s\n", name,
+                detach);
+    }
+    return code == GR_EXIT_INPUT ? GR_EXIT_RESUME : code;
 }
 
 static int send_all(const gr_submit *submit, gr_diag *diag)

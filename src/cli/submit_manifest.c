@@ -102,7 +102,7 @@ static gr_status find_name(gr_submit *submit, int64_t workers, gr_diag *diag)
 
 /* ---- Parts of pods --------------------------------------------------------------------------- */
 
-/* "$(NAME)" would be replaced by the kubelet. */
+/* The kubelet replaces "$(NAME)", and "$$" by "$". */
 static json_t *plain_text(const char *text)
 {
     char *escaped = NULL;
@@ -112,7 +112,7 @@ static json_t *plain_text(const char *text)
         return NULL;
     }
     for (; *text != '\0'; text++) {
-        fputs(text[0] == '$' && text[1] == '(' ? "$" : "", file);
+        fputs(text[0] == '$' ? "$" : "", file);
         fputc(*text, file);
     }
     json_t *value = fclose(file) == 0 ? json_string(escaped) : NULL;

@@ -189,6 +189,7 @@ static void end_write(void *arg, const gr_kube_answer *answer)
         gr_kube_lease_won(&lease->view, lease->begun_us);
         if (gr_kube_lease_is_over(&lease->view, gr_clock_now_us(&lease->clock))) {
             lease->view.leads = false; /* the answer came too late */
+            tell(lease, "");
         } else {
             await_end(lease);
             tell(lease, lease->view.identity);
@@ -214,7 +215,7 @@ static void end_look(void *arg, const gr_kube_answer *answer)
                                        gr_clock_now_us(&lease->clock),
                                        (int64_t)wall.tv_sec * SECOND_US + wall.tv_nsec / 1000);
     const json_t *spec = json_object_get(answer->object, "spec");
-    if (answer->object != NULL && !lease->view.leads) {
+    if (!lease->view.leads && (answer->object != NULL || lease->told_leads)) { /* it may be gone */
         const char *holder = text_at(spec, "holderIdentity");
         tell(lease, strcmp(holder, lease->view.identity) != 0 ? holder : "");
     }
@@ -255,6 +256,7 @@ gr_status gr_kube_lease_start(gr_kube *kube, const gr_kube_lease_options *option
     if (times.duration_us == 0 && times.renew_us == 0 && times.retry_us == 0) {
         times = (gr_kube_lease_times){15 * SECOND_US, 10 * SECOND_US, 2 * SECOND_US};
     }
+    times.duration_us -= times.duration_us % SECOND_US; /* as the Lease tells it to the others */
     if (times.retry_us <= 0 || times.renew_us <= times.retry_us ||
         times.duration_us <= times.renew_us || times.duration_us < SECOND_US) {
         return gr_fail(diag, GR_E_INVALID,

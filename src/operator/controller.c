@@ -27,6 +27,7 @@
 #define RETRY_MIN_US INT64_C(5000)
 #define RETRY_MAX_US INT64_C(1000000000)
 #define NOT_QUEUED SIZE_MAX
+#define GONE_US INT64_MIN /* due_us of a job that is gone */
 /* A deadline is looked at as often, for the wall clock may step. */
 enum { LOOK_AGAIN_MAX_S = 600, DOUBLINGS_MAX = 20, US_PER_S = 1000000 };
 
@@ -284,7 +285,7 @@ static gr_status changed(void *changed_arg, gr_cache_group *group, size_t resour
     bool is_deleted = !is_there && !job->is_gone;
     job->is_gone = !is_there;
     gr_status status = is_deleted ? count_job(c, job, GR_JOBS_DELETED) : GR_OK;
-    return status == GR_OK ? enqueue(c, job, c->now_us) : status;
+    return status == GR_OK ? enqueue(c, job, is_there ? c->now_us : GONE_US) : status;
 }
 
 /* Of two versions of one kind the first; NULL: no memory. */
@@ -573,7 +574,7 @@ static gr_status tell_refused(gr_controller *c, const gr_controller_job *job, co
     snprintf(reason, sizeof reason, "%sFailed", job->kind->kind);
     snprintf(message, sizeof message, "%s %s is not created: %.900s",
              gr_object_text(object, "kind"), gr_object_text(object, "metadata.name"),
-             why != NULL ? why : "the API server refuses it");
+             why != NULL && why[0] != '\0' ? why : "the API server refuses it");
     json_t *events =
         json_pack("[{s:s, s:s, s:s}]", "type", "Warning", "reason", reason, "message", message);
     gr_status status = events != NULL ? tell_all(c, job, events) : GR_E_NO_MEMORY;
@@ -674,6 +675,21 @@ static bool take_other(gr_controller *c, gr_controller_action *action)
     return false;
 }
 
+/* Who stands by keeps nothing of jobs that are gone. True: there may be more of them. */
+static bool forget_gone(gr_controller *c, gr_status *status_out)
+{
+    if (c->is_leader || c->queue_count == 0 || c->queue[0]->due_us != GONE_US) {
+        return false;
+    }
+    gr_controller_job *job = pop(c);
+    if (job->is_gone) {
+        free_job(c, job);
+    } else {
+        *status_out = enqueue(c, job, c->now_us);
+    }
+    return true;
+}
+
 gr_status gr_controller_next(gr_controller *controller, const gr_controller_time *now,
                              gr_controller_action *action_out, gr_diag *diag)
 {
@@ -706,6 +722,9 @@ gr_status gr_controller_next(gr_controller *controller, const gr_controller_time
                 status = look(c, job, now->wall_s, diag);
             }
         }
+    }
+    if (!is_taken && status == GR_OK && forget_gone(c, &status)) {
+        action.wake_us = c->now_us;
     }
     *action_out = action;
     return status;

@@ -139,7 +139,7 @@ static void copy_value(cutter *c)
 static const rule *find_rule(const level *l, const char *key, size_t length)
 {
     const rule *r = l->rules;
-    while (r->key != NULL && (strncmp(r->key, key, length) != 0 || r->key[length] != '\0')) {
+    while (r->key != NULL && (strlen(r->key) != length || memcmp(r->key, key, length) != 0)) {
         r++;
     }
     return r->key != NULL ? r : NULL;

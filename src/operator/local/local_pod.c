@@ -46,7 +46,8 @@ struct gr_local_pod {
     uv_poll_t control;
     pod_stream *streams;
     size_t stream_count;
-    int handles; /* of the loop, that are not closed yet */
+    int handles;    /* of the loop, that are not closed yet */
+    bool has_ended; /* its processes have; what they wrote may still be read */
 };
 
 /* ---- Output ---------------------------------------------------------------------------------- */
@@ -107,35 +108,56 @@ static void close_stream(pod_stream *stream)
     }
 }
 
-/* Reads what is there; false: nothing more comes. */
-static bool read_stream(pod_stream *stream, bool all)
+/* As read(2). */
+static ssize_t read_stream(pod_stream *stream)
 {
     char data[READ_BYTES];
     gr_sink *sink = stream->pod->pods->sinks[stream->number];
-    ssize_t got;
-    do {
-        got = read(stream->fd, data, sizeof data);
-        if (got > 0) {
-            gr_lines_feed(&stream->lines, data, (size_t)got);
-        }
-    } while (got > 0 && all);
+    ssize_t got = read(stream->fd, data, sizeof data);
+    int error = errno;
+    if (got > 0) {
+        gr_lines_feed(&stream->lines, data, (size_t)got);
+    }
     if (sink != NULL) {
         gr_sink_flush(sink);
     }
-    return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
+    errno = error;
+    return got;
 }
+
+static bool has_room(const pod_stream *stream)
+{
+    const gr_sink *sink = stream->pod->pods->sinks[stream->number];
+    return sink == NULL || gr_sink_has_room(sink);
+}
+
+/* False: a slow reader has to take something first. */
+static bool read_all(pod_stream *stream)
+{
+    while (has_room(stream)) {
+        if (read_stream(stream) <= 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void tell_end(gr_local_pod *pod);
 
 static void hear_stream(uv_poll_t *handle, int status, int events)
 {
     (void)status;
     (void)events;
     pod_stream *stream = handle->data;
-    const gr_sink *sink = stream->pod->pods->sinks[stream->number];
-    if (sink != NULL && !gr_sink_has_room(sink)) { /* until gr_local_pod_go_on */
+    if (!has_room(stream)) { /* until gr_local_pod_go_on */
         uv_poll_stop(handle);
         stream->is_polled = false;
-    } else if (!read_stream(stream, false)) {
+        return;
+    }
+    ssize_t got = read_stream(stream);
+    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
         close_stream(stream);
+        tell_end(stream->pod);
     }
 }
 
@@ -159,6 +181,32 @@ static void write_status(gr_local_pod *pod)
     pod->pods->changed(pod->pods->pods_arg);
 }
 
+/* When all of its processes have ended and all that they have written is read. */
+static void tell_end(gr_local_pod *pod)
+{
+    bool is_read = pod->has_ended;
+    for (size_t i = 0; i < pod->stream_count; i++) {
+        is_read &= pod->streams[i].fd < 0;
+    }
+    if (is_read) {
+        write_status(pod);
+    }
+}
+
+/* The process that stands for it was killed, and has said nothing. */
+static void note_killed(gr_local_pod *pod)
+{
+    pod->pods->has_orphans = pod->view.is_over = pod->view.has_failed = true;
+    pod->view.message = "the process that stands for the pod was killed";
+    for (size_t i = 0; i < pod->plan.container_count; i++) {
+        gr_pod_message killed = {.word = GR_POD_ENDED, .container = (int)i, .value = 128 + SIGKILL};
+        if (pod->view.containers[i].state != 2) {
+            gr_pod_view_hear(&pod->view, &killed, gr_store_now(pod->pods->store));
+        }
+    }
+    pod->pods->changed(pod->pods->pods_arg);
+}
+
 /* All of its processes have ended. */
 static void end_pod(gr_local_pod *pod)
 {
@@ -167,24 +215,16 @@ static void end_pod(gr_local_pod *pod)
     while (waitpid(pod->pid, NULL, 0) < 0 && errno == EINTR) {
     }
     pod->pid = 0;
+    pod->has_ended = true;
+    if (!pod->view.is_over) {
+        note_killed(pod);
+    }
     for (size_t i = 0; i < pod->stream_count; i++) {
-        if (pod->streams[i].fd >= 0) {
-            (void)read_stream(&pod->streams[i], true);
+        if (pod->streams[i].fd >= 0 && read_all(&pod->streams[i])) {
             close_stream(&pod->streams[i]);
         }
     }
-    if (!pod->view.is_over) {
-        pod->pods->has_orphans = pod->view.is_over = pod->view.has_failed = true;
-        pod->view.message = "the process that stands for the pod was killed";
-        for (size_t i = 0; i < pod->plan.container_count; i++) {
-            gr_pod_message killed = {
-                .word = GR_POD_ENDED, .container = (int)i, .value = 128 + SIGKILL};
-            if (pod->view.containers[i].state != 2) {
-                gr_pod_view_hear(&pod->view, &killed, gr_store_now(pod->pods->store));
-            }
-        }
-    }
-    write_status(pod);
+    tell_end(pod);
 }
 
 static void hear_message(gr_local_pod *pod, const gr_pod_message *message)
@@ -232,6 +272,16 @@ static void hear_control(uv_poll_t *handle, int status, int events)
 }
 
 /* ---- Start ----------------------------------------------------------------------------------- */
+/* As a shell reads one word. */
+static void put_word(FILE *file, const char *word)
+{
+    fputc('\'', file);
+    for (; *word != '\0'; word++) {
+        fputs(*word == '\'' ? "'\\''" : (const char[]){*word, '\0'}, file);
+    }
+    fputs("' ", file);
+}
+
 /* A script that becomes this program. */
 static gr_status write_tool(const gr_local_pods *pods, const char *path, const char *space,
                             const char *what, gr_diag *diag)
@@ -241,8 +291,12 @@ static gr_status write_tool(const gr_local_pods *pods, const char *path, const c
         return gr_fail_errno(diag, "create", path, errno);
     }
     if (space != NULL) {
-        fprintf(file, "#!/bin/sh\nexec '%s' pod '%s' '%s' %s \"$@\"\n", pods->program, pods->root,
-                space, what);
+        fputs("#!/bin/sh\nexec ", file);
+        put_word(file, pods->program);
+        fputs("pod ", file);
+        put_word(file, pods->root);
+        put_word(file, space);
+        fprintf(file, "%s \"$@\"\n", what);
     } else { /* sshd: commands come by another way */
         fprintf(file, "#!/bin/sh\nexec %s\n", what);
     }
@@ -321,7 +375,8 @@ _Noreturn static void become_pod(const gr_local_pod *pod, int control_fd, const 
     keep_only(kept, count + 1);
     free(kept);
     snprintf(path, sizeof path, "%s/tools/sshd", pod->folder);
-    const gr_room room = {.folder = pod->folder, .hosts = pod->pods->hosts, .sshd = path};
+    const gr_room room = {
+        .root = pod->pods->root, .folder = pod->folder, .hosts = pod->pods->hosts, .sshd = path};
     const gr_pod_start start = {.plan = &pod->plan,
                                 .room = &room,
                                 .root = pod->pods->root,

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "operator/local/pod_files.h"
 
+#include "operator/local/room.h"
+
 #include "base/fail.h"
 #include "base/file.h"
 #include "operator/local/base64.h"
@@ -28,19 +30,30 @@ typedef struct pod_files {
 /* With its parents; nothing of it has to be durable. */
 static gr_status make_folder(const pod_files *f, const char *path)
 {
-    char part[PATH_MAX];
-    size_t length = strlen(path);
-    for (size_t i = 1; i <= length && i < sizeof part; i++) {
-        if (path[i] != '/' && path[i] != '\0') {
-            continue;
+    int error = gr_room_make_folders(path);
+    return error == 0 ? GR_OK : gr_fail_errno(f->diag, "create", path, error);
+}
+
+/* Is it a path that does not lead out of where it begins? */
+static bool is_inside(const char *path)
+{
+    const char *at = path;
+    for (;; at++) {
+        size_t length = strcspn(at, "/");
+        if (length == 2 && strncmp(at, "..", 2) == 0) {
+            return false;
         }
-        memcpy(part, path, i);
-        part[i] = '\0';
-        if (mkdir(part, MODE_OF_FOLDERS) != 0 && errno != EEXIST) {
-            return gr_fail_errno(f->diag, "create", part, errno);
+        at += length;
+        if (*at == '\0') {
+            return path[0] != '/' && path[0] != '\0';
         }
     }
-    return GR_OK;
+}
+
+/* A name of a volume or of a claim, which becomes a folder's. */
+static bool is_name(const char *name)
+{
+    return name != NULL && name[0] != '\0' && name[0] != '.' && strchr(name, '/') == NULL;
 }
 
 /* Who reads sees the old file or the new one. */
@@ -49,7 +62,7 @@ static gr_status write_file(const pod_files *f, const char *folder, const char *
 {
     char path[PATH_MAX], next[PATH_MAX + 8];
     int length = snprintf(path, sizeof path, "%s/%s", folder, name);
-    if (length >= (int)sizeof path || name[0] == '/' || strstr(name, "..") != NULL) {
+    if (length >= (int)sizeof path || !is_inside(name)) {
         return gr_fail(f->diag, GR_E_INVALID, "pod %s: a file of a volume cannot be called \"%s\"",
                        f->plan->name, name);
     }
@@ -60,7 +73,7 @@ static gr_status write_file(const pod_files *f, const char *folder, const char *
     if (status != GR_OK) {
         return status;
     }
-    snprintf(next, sizeof next, "%s.next", path);
+    snprintf(next, sizeof next, "%s/..next", folder); /* no key is called so */
     int fd = open(next, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     int error = fd < 0 ? errno : gr_fd_write(fd, data, size_bytes);
     if (error == 0 && fchmod(fd, (mode_t)(mode & 0777)) != 0) {
@@ -178,6 +191,11 @@ static gr_status write_volume(pod_files *f, const json_t *volume, const char *fo
                    ? make_folder(f, host_path)
                    : GR_OK;
     }
+    if (claim != NULL && !is_name(claim)) {
+        return gr_fail(f->diag, GR_E_INVALID,
+                       "pod %s: a PersistentVolumeClaim cannot be called \"%s\"", f->plan->name,
+                       claim);
+    }
     if (claim != NULL) { /* it outlives the pod: a folder of the user */
         char here[PATH_MAX];
         char *path = getcwd(here, sizeof here) != NULL
@@ -216,13 +234,17 @@ gr_status gr_pod_files_write(const gr_store *store, const json_t *pod, const cha
     json_array_foreach(gr_object_at(pod, "spec.volumes"), i, volume)
     {
         const char *name = gr_object_text(volume, "name"), *source;
-        char *path = gr_arena_printf(arena, "%s/volumes/%s", folder, name != NULL ? name : "");
+        if (!is_name(name)) {
+            return gr_fail(diag, GR_E_INVALID, "pod %s: a volume cannot be called \"%s\"",
+                           plan->name, name != NULL ? name : "");
+        }
+        char *path = gr_arena_printf(arena, "%s/volumes/%s", folder, name);
         gr_status status = path != NULL ? write_volume(&f, volume, path, &source)
                                         : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a volume");
         if (status != GR_OK) {
             return status;
         }
-        for (size_t k = 0; name != NULL && k < plan->mount_count; k++) {
+        for (size_t k = 0; k < plan->mount_count; k++) {
             gr_volume_mount *mount = &plan->mounts[k];
             if (strcmp(mount->volume, name) == 0) {
                 mount->source = mount->sub_path[0] == '\0'
@@ -233,6 +255,11 @@ gr_status gr_pod_files_write(const gr_store *store, const json_t *pod, const cha
     }
     *stand_in_out = f.stand_in;
     for (size_t k = 0; k < plan->mount_count; k++) {
+        const char *sub_path = plan->mounts[k].sub_path;
+        if (sub_path[0] != '\0' && !is_inside(sub_path)) {
+            return gr_fail(diag, GR_E_INVALID, "pod %s: subPath \"%s\" leads out of volume \"%s\"",
+                           plan->name, sub_path, plan->mounts[k].volume);
+        }
         if (plan->mounts[k].source == NULL) {
             return gr_fail(diag, GR_E_INVALID,
                            "pod %s mounts volume \"%s\", which it does not have", plan->name,

@@ -205,24 +205,29 @@ static bool is_known(const pod_process *p, const char *name)
 }
 
 /* Starts what is due. */
-static void advance(pod_process *p, const char *home)
+/* True: something has begun or ended, which may let others begin. */
+static bool advance(pod_process *p, const char *home)
 {
+    bool has_moved = false;
     int64_t now = now_us();
     for (size_t i = 0; i < p->count && !p->is_ending && !p->has_failed; i++) {
         pod_container *c = &p->containers[i];
         if (c->state == POD_WAITING && c->due_us <= now) {
             start_container(p, c, home);
+            has_moved = true;
         }
         if (c->state == POD_RUNNING && c->plan->way == GR_CONTAINER_AWAIT &&
             is_known(p, c->plan->awaited)) {
             tell(p, GR_POD_ENDED, c, 0, "");
             end_container(p, c, 0);
+            has_moved = true;
         }
         bool holds_up = c->plan->is_sidecar ? c->state == POD_WAITING : c->state != POD_HAS_ENDED;
         if (c->plan->is_init && holds_up) {
             break;
         }
     }
+    return has_moved;
 }
 
 /* ---- End ------------------------------------------------------------------------------------- */
@@ -268,10 +273,12 @@ static bool is_over(const pod_process *p)
 
 static void begin_end(pod_process *p, int64_t grace_s)
 {
-    p->end_us = now_us() + grace_s * US_PER_S;
-    if (p->is_ending) {
+    int64_t end_us = now_us() + grace_s * US_PER_S;
+    if (p->is_ending) { /* asked again: only sooner */
+        p->end_us = gr_earlier_us(p->end_us, end_us);
         return;
     }
+    p->end_us = end_us;
     p->is_ending = true;
     for (size_t i = 0; i < p->count; i++) {
         pod_container *c = &p->containers[i];
@@ -501,7 +508,8 @@ _Noreturn void gr_pod_process_run(const gr_pod_start *start)
         gr_exec_listen(start->root, start->plan->space, start->plan->name, start->plan->host_name);
     p.ports_fd = start->plan->port_count > 0 ? gr_ports_watch() : -1;
     for (;;) {
-        advance(&p, home);
+        while (advance(&p, home)) {
+        }
         if (is_over(&p) || (p.is_ending && now_us() >= p.end_us)) {
             finish(&p);
         }

@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -28,6 +29,22 @@ typedef struct room_maker {
     dev_t stages[OWN_MAX];        /* file systems that are not the host's */
     size_t volume_count, stage_count;
 } room_maker;
+
+int gr_room_make_folders(const char *path)
+{
+    char part[PATH_MAX];
+    size_t length = strlen(path);
+    for (size_t i = 1; i <= length && i < sizeof part; i++) {
+        if (path[i] == '/' || path[i] == '\0') {
+            memcpy(part, path, i);
+            part[i] = '\0';
+            if (mkdir(part, MODE) != 0 && errno != EEXIST) {
+                return errno;
+            }
+        }
+    }
+    return 0;
+}
 
 /* ---- Namespaces ------------------------------------------------------------------------------ */
 static int write_text(const char *path, const char *text)
@@ -242,6 +259,20 @@ static int make_target(room_maker *m, const char *path, bool is_file)
 }
 
 /* ---- Mounts ---------------------------------------------------------------------------------- */
+/* In a user namespace a mount keeps the flags that its file system has. */
+static int make_read_only(const char *path)
+{
+    static const unsigned long flags[][2] = {
+        {ST_NOSUID, MS_NOSUID},   {ST_NODEV, MS_NODEV},           {ST_NOEXEC, MS_NOEXEC},
+        {ST_NOATIME, MS_NOATIME}, {ST_NODIRATIME, MS_NODIRATIME}, {ST_RELATIME, MS_RELATIME}};
+    struct statvfs info;
+    unsigned long kept = 0;
+    for (size_t i = 0; statvfs(path, &info) == 0 && i < sizeof flags / sizeof flags[0]; i++) {
+        kept |= (info.f_flag & flags[i][0]) != 0 ? flags[i][1] : 0;
+    }
+    return mount(NULL, path, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | kept, NULL) == 0 ? 0 : errno;
+}
+
 static gr_status mount_volume(room_maker *m, const gr_volume_mount *volume)
 {
     struct stat info;
@@ -249,7 +280,7 @@ static gr_status mount_volume(room_maker *m, const gr_volume_mount *volume)
         return fail_mount(m, "a path as long as that", ENAMETOOLONG);
     }
     if (stat(volume->source, &info) != 0) { /* a sub path that nobody has made yet */
-        if (volume->sub_path[0] == '\0' || mkdir(volume->source, MODE) != 0) {
+        if (volume->sub_path[0] == '\0' || gr_room_make_folders(volume->source) != 0) {
             return fail_mount(m, volume->path, ENOENT);
         }
         info.st_mode = S_IFDIR;
@@ -259,12 +290,33 @@ static gr_status mount_volume(room_maker *m, const gr_volume_mount *volume)
         error = errno;
     }
     if (error == 0 && volume->is_read_only) {
-        (void)mount(NULL, volume->path, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY, NULL);
+        error = make_read_only(volume->path);
     }
     if (error == 0 && m->volume_count < OWN_MAX) {
-        m->volumes[m->volume_count++] = volume->path;
+        char *real = realpath(volume->path, NULL); /* for the life of this process */
+        m->volumes[m->volume_count++] = real != NULL ? real : volume->path;
     }
     return error == 0 ? GR_OK : fail_mount(m, volume->path, error);
+}
+
+/* As mount_volume; the folder of the run stays where it is, also below such a volume. */
+static gr_status mount_beside_root(room_maker *m, const gr_volume_mount *volume)
+{
+    char held[40];
+    int root = open(m->room->root, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    gr_status status = mount_volume(m, volume);
+    if (status == GR_OK && root >= 0 && access(m->room->hosts, F_OK) != 0) {
+        snprintf(held, sizeof held, "/proc/self/fd/%d", root);
+        int error = make_target(m, m->room->root, false);
+        if (error == 0 && mount(held, m->room->root, NULL, MS_BIND | MS_REC, NULL) != 0) {
+            error = errno;
+        }
+        status = error == 0 ? GR_OK : fail_mount(m, m->room->root, error);
+    }
+    if (root >= 0) {
+        close(root);
+    }
+    return status;
 }
 
 gr_status gr_room_enter(const gr_pod_plan *plan, const gr_room *room, gr_diag *diag)
@@ -283,7 +335,7 @@ gr_status gr_room_enter(const gr_pod_plan *plan, const gr_room *room, gr_diag *d
         return fail_mount(&m, sshd, errno);
     }
     for (size_t i = 0; i < plan->mount_count && status == GR_OK; i++) {
-        status = mount_volume(&m, &plan->mounts[i]);
+        status = mount_beside_root(&m, &plan->mounts[i]);
     }
     return status;
 }

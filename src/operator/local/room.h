@@ -9,11 +9,14 @@
 #include "operator/local/pod_plan.h"
 
 typedef struct gr_room {
-    const char *folder; /* the pod's own, on this host */
+    const char *root;   /* folder of the run, on this host: no volume hides it */
+    const char *folder; /* the pod's own */
     const char *hosts;  /* the file that is its /etc/hosts */
     const char *sshd;   /* a file that stands where programs look for sshd */
 } gr_room;
 
+/* With its parents; those that are there stay. 0, or errno. */
+int gr_room_make_folders(const char *path);
 /* Before the first pod, in the process whose children become pods: who is not root enters one user
  * namespace for all of them, for ranks in several could not share memory. */
 void gr_room_prepare(void);

@@ -65,6 +65,9 @@ static void take_event(void *arg, const gr_kube_watch_event *event)
         break;
     case GR_KUBE_WATCH_TROUBLE:
         gr_serve_warn(serve, event->diag->text);
+        if (!one->is_synced && event->diag->status == GR_E_NOT_FOUND) { /* it is not installed */
+            gr_serve_fail(serve, GR_E_NOT_FOUND, event->diag);
+        }
         break;
     }
     if (status != GR_OK) {

@@ -290,6 +290,17 @@ static void refuse(web_connection *one, int code)
     answer(one, code, "text/plain", strdup(text), false);
 }
 
+/* Bytes of pages that clients have not read yet. */
+static size_t held(const gr_web *web)
+{
+    size_t held_bytes = 0;
+    for (int i = 0; i < CONNECTIONS; i++) {
+        const web_connection *one = &web->connections[i];
+        held_bytes += one->fd >= 0 && one->answer != NULL ? one->answer_bytes : 0;
+    }
+    return held_bytes;
+}
+
 /* The request is there as a whole. */
 static void obey(gr_web *web, web_connection *one)
 {
@@ -318,6 +329,11 @@ static void obey(gr_web *web, web_connection *one)
     }
     int code = 200;
     char *text = page->print(web->arg, &code);
+    if (text != NULL && strlen(text) > GR_WEB_REQUEST_BYTES && held(web) > GR_WEB_HELD_BYTES) {
+        free(text);
+        refuse(one, 503);
+        return;
+    }
     answer(one, code, page->type, text, only_head);
 }
 
