@@ -57,26 +57,29 @@ typedef struct following {
     gr_process *supervisor;
     bool child; /* that one is */
     bool moved; /* it was not the first */
-    int unsent; /* a signal for it; 0: none */
+    int passed; /* the last signal for it; 0: none */
+    int unsent; /* the same, if it had ended by then */
     gr_attach_loss *loss;
 } following;
 
 static void pass_on(following *of, int signal_number)
 {
+    of->passed = signal_number;
     of->unsent = gr_process_signal(of->supervisor, signal_number) ? 0 : signal_number;
 }
 
-/* The supervisor was killed, and its deputy is in its place: our child as well, if that one was. */
-static void follow_deputy(following *of, pid_t deputy)
+/* The supervisor was killed, and its deputy is in its place: our child as well, if that one was.
+ * A signal that it had not heard yet died with it. */
+static void follow_deputy(following *of, const gr_job_status *status)
 {
     if (of->child) {
         (void)waitpid(of->supervisor->pid, NULL, 0);
     }
     gr_process_close(of->supervisor);
-    *of->supervisor = gr_process_open(deputy);
+    *of->supervisor = gr_process_open(status->code);
     of->moved = true;
-    if (of->unsent != 0) {
-        pass_on(of, of->unsent);
+    if (of->unsent != 0 || (of->passed != 0 && !status->ending)) {
+        pass_on(of, of->passed);
     }
 }
 
@@ -109,11 +112,14 @@ static bool take_message(following *of, int *code_out)
         return true;
     }
     if (error == 0 && message.kind == GR_JOB_MOVED) {
-        follow_deputy(of, message.status.code);
+        follow_deputy(of, &message.status);
     }
     if (error == 0 || error == EAGAIN) {
         of->loss->begun = of->loss->begun || error == 0;
         return false;
+    }
+    if (of->unsent != 0) {
+        (void)raise(of->unsent); /* for who follows the job next: it is held */
     }
     *code_out = report_loss(of->supervisor, of->child, of->loss);
     return true;

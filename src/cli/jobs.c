@@ -311,20 +311,6 @@ static void print_stop_usage(void)
 
 enum { LOOK_MS = 50 };
 
-/* Returns when the supervisor has ended. */
-static void wait_for_end(const gr_job_folder *folder, const gr_process *supervisor)
-{
-    struct pollfd watched = {.fd = supervisor->fd, .events = POLLIN};
-    gr_job_end end;
-    if (supervisor->fd >= 0) {
-        while (poll(&watched, 1, -1) < 0 && errno == EINTR) {
-        }
-    }
-    while (gr_job_folder_state(folder, &end) == GR_JOB_RUNS) { /* its deputy has taken over */
-        (void)poll(NULL, 0, LOOK_MS);
-    }
-}
-
 /* One that is killed meanwhile has a deputy. */
 static gr_status signal_supervisor(const gr_job_folder *folder, gr_process *supervisor_out,
                                    gr_diag *diag)
@@ -339,6 +325,38 @@ static gr_status signal_supervisor(const gr_job_folder *folder, gr_process *supe
     }
 }
 
+/* A deputy does; what only holds the lock is a process that cannot be killed. */
+static bool listens(const gr_job_folder *folder)
+{
+    int fd = gr_job_folder_connect(folder);
+    if (fd >= 0) {
+        close(fd);
+    }
+    return fd >= 0;
+}
+
+/* Returns when the job has ended: its supervisor, and the deputies that went on in its place. Those
+ * that have not heard of a signal (`asked`) get one. */
+static void wait_for_end(const gr_job_folder *folder, const gr_process *supervisor, bool asked)
+{
+    struct pollfd watched = {.fd = supervisor->fd, .events = POLLIN};
+    gr_job_status answer;
+    gr_job_end end;
+    gr_diag diag = {0};
+    if (supervisor->fd >= 0) {
+        while (poll(&watched, 1, -1) < 0 && errno == EINTR) {
+        }
+    }
+    while (gr_job_folder_state(folder, &end) == GR_JOB_RUNS && listens(folder)) {
+        gr_process deputy = {.fd = -1};
+        if (asked && gr_takeover_ask(folder, GR_JOB_STATUS, 0, &answer, &diag) == GR_OK &&
+            !answer.ending && signal_supervisor(folder, &deputy, &diag) == GR_OK) {
+            gr_process_close(&deputy);
+        }
+        (void)poll(NULL, 0, LOOK_MS);
+    }
+}
+
 static gr_status end_job(const gr_job_folder *folder, bool now, gr_diag *diag)
 {
     gr_process supervisor = {.fd = -1};
@@ -348,7 +366,7 @@ static gr_status end_job(const gr_job_folder *folder, bool now, gr_diag *diag)
         /* One that does not answer is between two starts, and SIGTERM is enough. */
         gr_status killed = now ? gr_takeover_ask(folder, GR_JOB_KILL, 0, &answer, diag) : GR_OK;
         (void)killed;
-        wait_for_end(folder, &supervisor);
+        wait_for_end(folder, &supervisor, true);
         gr_process_close(&supervisor);
     }
     return status == GR_E_AGAIN ? GR_OK : status;
@@ -433,7 +451,7 @@ static int wait_for(const gr_cli_line *line)
     }
     if (gr_job_folder_state(&folder, &end) == GR_JOB_RUNS) {
         gr_status found = gr_takeover_find(&folder, &supervisor, &diag);
-        wait_for_end(&folder, &supervisor); /* also of one that cannot be found */
+        wait_for_end(&folder, &supervisor, false); /* also of one that cannot be found */
         if (found == GR_OK) {
             gr_process_close(&supervisor);
         }

@@ -48,6 +48,7 @@ static gr_status prepare_coordinator(gr_launch_job *job, gr_diag *diag)
  * have it. */
 enum { EVENTS_BESIDE = 16 }; /* that wait, other than of agents */
 enum { DESCRIPTORS_A_WORKER = 4, DESCRIPTORS_OF_LOGS = 2, DESCRIPTORS_BESIDE = 256 };
+enum { DESCRIPTORS_A_HOST = 3 }; /* its agent's sockets, and the agent */
 
 /* The soft limit that was reached, at least `least` and at most `most`; 0: `least` cannot be. */
 static rlim_t raise_limit(const struct rlimit *limit, rlim_t least, rlim_t most)
@@ -70,7 +71,10 @@ gr_status gr_launch_job_raise_limit(gr_launch_job *job, gr_diag *diag)
     rlim_t each =
         DESCRIPTORS_A_WORKER + (job->config->output.log_dir != NULL ? DESCRIPTORS_OF_LOGS : 0);
     int slots = gr_launch_slots(job->config);
-    rlim_t least = (rlim_t)slots * each + DESCRIPTORS_BESIDE;
+    int hosts = gr_launch_changing(job->config) ? GR_HOSTS_MAX
+                : job->config->hosts != NULL    ? job->config->hosts->count
+                                                : 1;
+    rlim_t least = (rlim_t)slots * each + (rlim_t)hosts * DESCRIPTORS_A_HOST + DESCRIPTORS_BESIDE;
     job->setup.records_max = slots;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0) {
         return GR_OK;

@@ -4,6 +4,7 @@
 It is no part of the project: GRADUS_KUBE, or shared/kube beside the source, holds scripts that
 start one on this host."""
 import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -30,6 +31,12 @@ def why_not():
     if kit() is None or platform.machine() != "x86_64":
         return "no control plane: set GRADUS_KUBE to a folder with cluster.sh"
     return None
+
+
+def is_free(port):
+    """Is nobody left who listens there?"""
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
 
 
 def free_ports():
@@ -65,9 +72,9 @@ class Cluster:
         """Kills the API server and starts it again, with the words that it was started with."""
         pid = int((self.run / "pid" / "apiserver").read_text())
         words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
+        port, = [int(word.split("=")[1]) for word in words if word.startswith("--secure-port=")]
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not pathlib.Path(f"/proc/{pid}/cmdline").exists()
-                   or not pathlib.Path(f"/proc/{pid}/cmdline").read_bytes(), "its end")
+        wait_until(lambda: is_free(port), "its end")
         with open(self.run / "log" / "apiserver.log", "ab") as log:  # no child of ours
             script = 'setsid "$@" >&2 & echo $!'
             pid = subprocess.run(["sh", "-c", script, "sh", self.programs / "kube-apiserver",

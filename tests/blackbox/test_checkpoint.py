@@ -66,6 +66,7 @@ def kill_all(gradus):
 def kill_everything(gradus, run):
     """The launcher first, so that it restarts nobody; what workers said last is lost with it."""
     run.kill()
+    gradus.kill_supervisors()
     kill_all(gradus)
     run.communicate()
     gradus.wait_for_nothing()

@@ -13,7 +13,7 @@ import tempfile
 import pytest
 
 from conftest import read_lines, wait_until
-from test_kube_cluster import Cluster, kit
+from kube_cluster import Cluster, kit
 
 pytestmark = pytest.mark.long
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launch/agent/deputy.h"
 
+#include <errno.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -14,7 +15,7 @@
 #include <unistd.h>
 
 enum { STACK_BYTES = 64 * 1024, NAME_BYTES = 16 };
-enum { WAIT_BY_FD = 3 }; /* P_PIDFD, where libc has no name for it */
+enum { WAIT_BY_FD = 3, PIDFD = 0x1000 }; /* P_PIDFD, CLONE_PIDFD: not all libcs name them */
 
 struct gr_deputy {
     pid_t chief, pid; /* the supervisor; its deputy, 0: none */
@@ -64,8 +65,8 @@ static void await(gr_deputy *deputy)
 static void dismiss(gr_deputy *deputy)
 {
     siginfo_t ignored;
-    if (deputy->fd >= 0) {
-        (void)syscall(SYS_pidfd_send_signal, deputy->fd, SIGKILL, NULL, 0);
+    if (deputy->fd >= 0 && (syscall(SYS_pidfd_send_signal, deputy->fd, SIGKILL, NULL, 0) == 0 ||
+                            errno == ESRCH || kill(deputy->pid, SIGKILL) == 0)) {
         (void)waitid((idtype_t)WAIT_BY_FD, (id_t)deputy->fd, &ignored,
                      WEXITED); /* others may have reaped it */
     }
@@ -86,11 +87,16 @@ static bool appoint(gr_deputy *deputy)
      * it by; its locks would fail in the deputy. */
     (void)syscall(SYS_set_tid_address, NULL);
     atomic_store(&deputy->set, false);
-    deputy->pid = clone(sleep_beside, deputy->stack + STACK_BYTES, shared | SIGCHLD, deputy);
-    deputy->pid = deputy->pid > 0 ? deputy->pid : 0;
-    deputy->fd = deputy->pid > 0 ? (int)syscall(SYS_pidfd_open, deputy->pid, 0) : -1;
+    int fd = -1; /* with the process or not at all */
+    deputy->pid =
+        clone(sleep_beside, deputy->stack + STACK_BYTES, shared | PIDFD | SIGCHLD, deputy, &fd);
+    if (deputy->pid <= 0) {
+        deputy->pid = 0;
+        return false;
+    }
+    deputy->fd = fd;
     await(deputy);
-    return deputy->fd >= 0;
+    return true;
 }
 
 gr_deputy *gr_deputy_create(void)

@@ -25,7 +25,8 @@ typedef enum gr_job_message_kind {
     GR_JOB_STATUS_IS,
     GR_JOB_DROPPED, /* to a launcher: its output cannot be written, and the job goes on without */
     GR_JOB_END,     /* to a launcher: status.code */
-    GR_JOB_MOVED,   /* to a launcher: the supervisor is process status.code from now on */
+    GR_JOB_MOVED,   /* to a launcher: the supervisor is process status.code from now on; status says
+                     * whether it has heard a signal */
     GR_JOB_MESSAGE_KINDS
 } gr_job_message_kind;
 

@@ -103,8 +103,10 @@ void gr_supervisor_note_attempt(const gr_supervisor *supervisor, const gr_job_re
 
 void gr_supervisor_moved(const gr_supervisor *supervisor)
 {
-    const gr_job_message moved = {.kind = GR_JOB_MOVED, .status = {.code = (int)getpid()}};
+    gr_job_message moved = {.kind = GR_JOB_MOVED};
     gr_job_record record;
+    supervisor->events.describe(supervisor->events.arg, &moved.status);
+    moved.status.code = (int)getpid();
     if (supervisor->listen_fd >= 0) { /* whoever connects is told who listens */
         (void)listen(supervisor->listen_fd, GR_JOB_FOLDER_BACKLOG);
     }

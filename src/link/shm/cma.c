@@ -173,8 +173,10 @@ static double cost_of(uint8_t *to, const uint8_t *from)
 
 double gr_mesh_cma_cost(const gr_mesh *mesh)
 {
-    if (mesh != NULL && mesh->ops == &gr_shm_ops && ((const gr_shm_mesh *)mesh)->cma == GR_CMA_ON) {
-        return 0;
+    gr_cma cma =
+        mesh != NULL && mesh->ops == &gr_shm_ops ? ((const gr_shm_mesh *)mesh)->cma : GR_CMA_AUTO;
+    if (cma != GR_CMA_AUTO) {
+        return cma == GR_CMA_ON ? 0 : HUGE_VAL;
     }
     uint8_t *memory = calloc(2, COST_BYTES);
     if (memory == NULL) {
