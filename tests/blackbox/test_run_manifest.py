@@ -126,6 +126,37 @@ def test_without_namespaces_pods_find_each_other_by_address(gradus):
     assert "permits no namespaces" in done.stderr
 
 
+def test_volume_over_the_folder_of_the_run_hides_nothing(gradus):
+    """A master that workers wait for, and a file of a ConfigMap, beside an emptyDir at TMPDIR."""
+    program = "print(open('/etc/mine/word').read()); open('/tmp/made', 'w')"
+    volumes = [{"name": "a", "emptyDir": {}}, {"name": "b", "configMap": {"name": "words"}}]
+    mounts = [{"name": "a", "mountPath": tempfile.gettempdir()},
+              {"name": "b", "mountPath": "/etc/mine", "readOnly": True}]
+    made = {"container": {"volumeMounts": mounts}, "volumes": volumes}
+    done = run(gradus, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "words"},
+                        "data": {"word": "here"}},
+               job("PyTorchJob", {"Master": role("PyTorchJob", python(program), **made),
+                                  "Worker": role("PyTorchJob", python(program), **made)}))
+    assert lines(done.stdout, "train-worker-0") == lines(done.stdout, "train-master-0") == ["here"]
+
+
+def test_container_that_cannot_start_ends_the_job(gradus):
+    master = role("PyTorchJob", None, policy="OnFailure")
+    done = run(gradus, job("PyTorchJob", {"Master": master}, runPolicy={"backoffLimit": 1}), code=1)
+    assert "needs" in done.stderr or "command" in done.stderr
+
+
+@pytest.mark.parametrize("volume, more, words", [
+    ({"name": "../out", "emptyDir": {}}, {}, "a volume cannot be called"),
+    ({"name": "a", "persistentVolumeClaim": {"claimName": "../out"}}, {}, "cannot be called"),
+    ({"name": "a", "emptyDir": {}}, {"subPath": "b/../../c"}, "leads out of volume")])
+def test_names_that_lead_out_of_their_folder_are_refused(gradus, volume, more, words):
+    mount = {"name": volume["name"], "mountPath": "/mine", **more}
+    master = role("PyTorchJob", ["true"], container={"volumeMounts": [mount]}, volumes=[volume])
+    done = run(gradus, job("PyTorchJob", {"Master": master}, runPolicy={"backoffLimit": 0}), code=2)
+    assert words in done.stderr
+
+
 HELLO = """
 #include <mpi.h>
 #include <stdio.h>

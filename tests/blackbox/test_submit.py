@@ -97,7 +97,7 @@ def finish(process, code):
 # ---- What is sent -------------------------------------------------------------------------------
 def test_command_becomes_a_job_with_its_program(api, cluster, program):
     out = submit(cluster, program, "--workers", 4, "--cpus", 2, "--memory", "4Gi", "--gpus", 1,
-                 "-e", "A=$(b)", "--env-from", "secret/s3", "--volume", "pvc:data:/data",
+                 "-e", "A=$(b) a$$b", "--env-from", "secret/s3", "--volume", "pvc:data:/data",
                  "--node-selector", "zone=a")
     assert "job demo (Job, 4 workers) is sent to namespace team\n" in out
     assert "gradus logs -f demo -n team" in out
@@ -113,7 +113,7 @@ def test_command_becomes_a_job_with_its_program(api, cluster, program):
     assert container["envFrom"] == [{"secretRef": {"name": "s3"}}]
     env = variables(container)
     assert INDEX in env["RANK"]["fieldRef"]["fieldPath"]
-    assert (env["WORLD_SIZE"], env["MASTER_ADDR"], env["A"]) == ("4", "demo-0.demo", "$$(b)")
+    assert (env["WORLD_SIZE"], env["MASTER_ADDR"], env["A"]) == ("4", "demo-0.demo", "$$(b) a$$$$b")
     assert env["GRADUS_SECRET"]["secretKeyRef"] == {"name": "demo-gradus", "key": "secret"}
     assert {"name": "claim-0", "persistentVolumeClaim": {"claimName": "data"}} in pod["volumes"]
     program_bytes = api.get(MAPS, "demo-code-0")["binaryData"]["program"]

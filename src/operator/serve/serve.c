@@ -161,7 +161,6 @@ void gr_serve_pump(gr_serve *serve, int64_t until_us)
         [WEB] = {.fd = gr_web_fd(serve->web), .events = POLLIN},
         [STOP] = {.fd = serve->is_stopped ? -1 : serve->options->stop_fd, .events = POLLIN}};
     (void)poll(waits, COUNT, left_ms);
-    serve->is_stopped |= waits[STOP].revents != 0;
     if (waits[LEASE].revents != 0) { /* first: whoever has lost it does nothing more */
         gr_kube_run(serve->lease_kube);
     }
@@ -171,6 +170,8 @@ void gr_serve_pump(gr_serve *serve, int64_t until_us)
     if (waits[WEB].revents != 0) {
         (void)gr_web_run(serve->web, gr_clock_now_us(&serve->clock));
     }
+    /* Last: nothing is begun behind a signal that came before an answer did. */
+    serve->is_stopped |= poll(&waits[STOP], 1, 0) > 0;
 }
 
 /* A gr_kube_lease_changed. */
