@@ -4,7 +4,6 @@
 It is no part of the project: GRADUS_KUBE, or shared/kube beside the source, holds scripts that
 start one on this host."""
 import contextlib
-import errno
 import json
 import os
 import pathlib
@@ -33,10 +32,14 @@ def why_not():
     return None
 
 
-def is_free(port):
-    """Is nobody left who listens there?"""
-    with socket.socket() as one:
-        return one.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
+def has_ended(pid):
+    """All of its threads: then its sockets are closed."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state == "Z" and len(threads) <= 1
 
 
 def free_ports():
@@ -72,9 +75,8 @@ class Cluster:
         """Kills the API server and starts it again, with the words that it was started with."""
         pid = int((self.run / "pid" / "apiserver").read_text())
         words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
-        port, = [int(word.split("=")[1]) for word in words if word.startswith("--secure-port=")]
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: is_free(port), "its end")
+        wait_until(lambda: has_ended(pid), "its end")
         with open(self.run / "log" / "apiserver.log", "ab") as log:  # no child of ours
             script = 'setsid "$@" >&2 & echo $!'
             pid = subprocess.run(["sh", "-c", script, "sh", self.programs / "kube-apiserver",

@@ -13,7 +13,7 @@ import tempfile
 import pytest
 
 from conftest import read_lines, wait_until
-from kube_cluster import Cluster, kit
+from kube_cluster import Cluster, has_ended, kit
 
 pytestmark = pytest.mark.long
 
@@ -73,6 +73,7 @@ class Node:
         pid = int(path.read_text())
         words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
         os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: has_ended(pid), "its end")
         program = pathlib.Path(self.environment["KUBEKIT_BIN"]) / "kube-apiserver"
         with open(self.state / "run" / "log" / "apiserver.log", "ab") as log:
             pid = subprocess.run(["sh", "-c", 'setsid "$@" >&2 & echo $!', "sh", "nsenter",
