@@ -27,7 +27,8 @@ class SyncBatchNorm(_BatchNorm):
             return super().forward(data)
         dims = [0, *range(2, data.dim())]
         shape = [1, -1] + [1] * (data.dim() - 2)
-        count = data.numel() // data.shape[1]
+        kind, count = data.dtype, data.numel() // data.shape[1]
+        data = data.to(torch.promote_types(kind, torch.float32))  # float16 ends at 65504
         # The sums are differentiable: a gradient goes to the samples of all ranks.
         sums = allreduce(torch.cat([data.sum(dims), data.new_tensor([float(count)])]), op=Sum)
         total = sums[-1].detach()
@@ -39,12 +40,12 @@ class SyncBatchNorm(_BatchNorm):
         out = centred * torch.rsqrt(var + self.eps).view(shape)
         if self.affine:
             out = out * self.weight.view(shape) + self.bias.view(shape)
-        return out
+        return out.to(kind)
 
     def _track(self, mean: torch.Tensor, var: torch.Tensor) -> None:
         with torch.no_grad():
             self.num_batches_tracked += 1
             factor = self.momentum if self.momentum is not None else \
                 1.0 / float(self.num_batches_tracked)
-            self.running_mean.lerp_(mean, factor)
-            self.running_var.lerp_(var, factor)
+            for running, new in ((self.running_mean, mean), (self.running_var, var)):
+                running.copy_(running.to(new.dtype).lerp(new, factor).to(running.dtype))
