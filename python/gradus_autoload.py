@@ -8,5 +8,5 @@ import warnings
 def register() -> None:
     try:
         import gradus.torch  # noqa: F401
-    except ImportError as error:
+    except Exception as error:
         warnings.warn(f"the backend gradus of torch.distributed is not there: {error}")

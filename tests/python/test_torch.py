@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backend of torch.distributed: every collective against sums made in one process."""
+import importlib
 import pathlib
 import re
+import sys
+import types
 
 import pytest
 
@@ -148,3 +151,14 @@ def test_torch_finds_the_backend_without_an_import(installed):
     installed.environment["LIBGRADUS"] = "/nowhere.so"
     assert installed(1, "import torch; print(torch.ones(1).item())") == [["1.0"]]
     assert "the backend gradus of torch.distributed is not there" in installed.err
+
+
+@pytest.mark.parametrize("failure", ["ImportError", "RuntimeError"])
+def test_torch_is_imported_where_the_backend_cannot_be(monkeypatch, tmp_path, failure):
+    broken = types.ModuleType("gradus")
+    broken.__path__ = [str(tmp_path)]
+    (tmp_path / "torch.py").write_text(f"raise {failure}('an old torch')\n")
+    monkeypatch.setitem(sys.modules, "gradus", broken)
+    monkeypatch.syspath_prepend(SOURCE / "python")
+    with pytest.warns(UserWarning, match="gradus of torch.distributed is not there: an old torch"):
+        importlib.import_module("gradus_autoload").register()
