@@ -206,11 +206,12 @@ class Communicator:
         if self._handle is not None and not sys.is_finalizing():
             self.close()
 
-    def close(self) -> None:
+    def close(self, *, keep_arrays: bool = True) -> None:
         """Leaves. Operations under way end with CancelledError; peers that still need this rank for
         them fail. Waits for nobody, but for calls of other threads to notice it (0.05 s). Arrays of
-        alloc() stay valid: with them the rank leaves when the last one goes, or the program ends. A
-        second time does nothing."""
+        alloc() stay valid: with them the rank leaves when the last one goes, or the program ends;
+        without `keep_arrays` it leaves now, and they must not be used any more. A second time does
+        nothing."""
         if self._handle is None or os.getpid() != self._pid:
             return
         with self._gate:
@@ -231,7 +232,7 @@ class Communicator:
                     if future._comm is not self:
                         self._context.watch(future)
         with context.lock:
-            if last and context.arrays and not self._inflight:
+            if keep_arrays and last and context.arrays and not self._inflight:
                 context.ending = True
             else:
                 context.handles.remove(self._handle)

@@ -9,12 +9,19 @@ if importlib.util.find_spec("torch") is None:
 
 PROGRAM = '''
 import itertools
+import os
 import random
+import sys
+import threading
 import torch
 import gradus.torch as hvd
 
 import torch.distributed as dist
+from gradus.torch import _execute
+from gradus.torch._engine import Request, Signature
+from gradus.torch._world import world
 
+torch.Tensor.numpy = None  # there may be no numpy
 if not FIRST:  # torch.distributed and Horovod's interface in one process
     dist.init_process_group("gradus")
 hvd.init(process_sets=[hvd.ProcessSet([0])] if FIRST else None)
@@ -204,6 +211,26 @@ def came_of(ranks, mine, w):
     return parts
 
 
+def inference():
+    """The engine's own thread has tensors that are made in inference mode."""
+    def over(handle):
+        while not hvd.poll(handle):
+            threading.Event().wait(0.001)
+        return hvd.synchronize(handle)
+    combined = hvd.allreduce(of(me, torch.float32, 3), op=hvd.Adasum)
+    with torch.inference_mode():
+        x, expected = of(me, torch.float32, 3, 5), total(hvd.Sum, torch.float32, 3, 5)
+        same("inference", over(hvd.allreduce_async(x, op=hvd.Sum)), expected)
+        same("inference", over(hvd.allreduce_async_(x.t(), op=hvd.Sum)), expected.t())
+        x = of(me, torch.float32, 3)
+        assert not over(hvd.allreduce_async_(x.clone(), prescale_factor=0.0)).any()
+        same("inference", over(hvd.allreduce_async(x, op=hvd.Adasum)), combined)
+        x = of(me, torch.float32, 2, 3)
+        same("inference", over(hvd.broadcast_async_(x.t(), 0)), of(0, torch.float32, 2, 3).t())
+    x = torch.tensor([1 + 2j, 3 + 4j])
+    same("conjugated", hvd.allreduce(x.conj(), op=hvd.Sum), n * torch.tensor([1 - 2j, 3 - 4j]))
+
+
 def orders():
     """Names are submitted in another order by each rank, and types, groups and kinds mixed."""
     names = [f"t{i}" for i in range(40)]
@@ -251,6 +278,15 @@ def errors():
     refused(["splits"], ValueError, lambda: hvd.alltoall(torch.ones(2), [1] * n + [1]))
     refused(["without a dimension"], ValueError, lambda: hvd.allgather(torch.tensor(1.0)))
     refused(["exists already"], ValueError, lambda: hvd.add_process_set(range(n)))
+    refused(["allreduce of a tensor of torch.complex32"], ValueError,
+            lambda: hvd.allreduce(torch.empty(2, dtype=torch.complex32)))
+    # A thread that has what it has waited for is not blocked, before it wakes up.
+    engine, woken = hvd.global_process_set._engine, Request("woken", Signature("barrier"), [], [],
+                                                            None)
+    woken.over = True
+    engine._awaited.append(woken)
+    assert not engine._is_blocked()
+    engine._awaited.remove(woken)
 
 
 def joins():
@@ -284,13 +320,63 @@ def sets():
     if me == 0:
         for part in (reductions, moves, adasum, gradients):
             part(first, [0])
+    if me == 0:  # it goes in the midst of a cycle
+        engine, handle = both._engine, hvd.allreduce_async(torch.ones(1), process_set=both)
+        while not engine._posted:
+            threading.Event().wait(0.001)
     assert hvd.remove_process_set(both) and not hvd.remove_process_set(both)
+    if me == 0:
+        refused(["no handle"], ValueError, lambda: hvd.synchronize(handle))
     assert not hvd.remove_process_set(hvd.global_process_set)
 
 
 def gradus_sets():
-    from gradus.torch._world import world
     return list(world.sets.values())
+
+
+def shuts_down():
+    """Rank 0, while a thread of it waits for what the others have not submitted."""
+    engine, told = hvd.global_process_set._engine, []
+
+    def wait():
+        refused(["rank 0 has shut down"], hvd.HorovodInternalError,
+                lambda: hvd.allreduce(torch.ones(1), name="alone"))
+        told.append("alone")
+    if me == 0:
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while not engine._awaited:
+            threading.Event().wait(0.001)
+        hvd.shutdown()
+        thread.join()
+        assert told
+    while not engine.ended:
+        threading.Event().wait(0.001)
+    hvd.shutdown()
+
+
+class Counted(_execute.Small):
+    """The prepared operations that are there."""
+
+    alive = []
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.alive.append(self)
+
+    def release(self):
+        self.alive.remove(self)
+        super().release()
+
+
+def forgets():
+    """More names come at a time than the cache holds."""
+    for _ in range(2):
+        handles = [hvd.allreduce_async(torch.ones(2), name=f"many{i}") for i in range(6)]
+        for handle in handles:
+            same("many", hvd.synchronize(handle), torch.ones(2))
+    kept = [entry.small for entry in hvd.global_process_set._engine._slots]
+    assert len(kept) == 2 and {id(one) for one in Counted.alive} <= {id(one) for one in kept}
 
 
 assert (hvd.local_rank(), hvd.local_size()) == (me, n) and hvd.is_homogeneous()
@@ -299,6 +385,7 @@ assert hvd.gloo_built() and not hvd.mpi_built() and not hvd.nccl_built()
 every = list(range(n))
 for part in (reductions, moves, adasum, gradients):
     part(hvd.global_process_set, every)
+inference()
 orders()
 if n > 1:
     errors()
@@ -309,14 +396,23 @@ if not FIRST:
     x = torch.ones(2)
     dist.all_reduce(x)
     same("torch.distributed", x, torch.full((2,), float(n)))
-hvd.shutdown()
+shuts_down()
 assert not hvd.is_initialized()
 refused(["hvd.init()"], ValueError, hvd.rank)
 refused(["two process sets"], ValueError,
         lambda: hvd.init(process_sets=[hvd.ProcessSet([0]), hvd.ProcessSet([0])]))
 refused(["where there are"], ValueError, lambda: hvd.init(process_sets=[hvd.ProcessSet([n])]))
+_execute.Small = Counted
+os.environ["HOROVOD_CACHE_CAPACITY"] = "2"
 hvd.init(process_sets=[hvd.ProcessSet([0])])
 same("once more", hvd.allreduce(torch.ones(2), op=hvd.Sum), torch.full((2,), float(n)))
+forgets()
+if FIRST:  # what is forked ends as any process does, and ends nothing here
+    child = os.fork()
+    if not child:
+        sys.exit()
+    assert os.waitpid(child, 0)[1] == 0
+    same("forked", hvd.allreduce(torch.ones(2), op=hvd.Sum), torch.full((2,), float(n)))
 print("done")
 '''
 

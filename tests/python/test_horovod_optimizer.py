@@ -11,13 +11,16 @@ if importlib.util.find_spec("torch") is None:
 
 PROGRAM = '''
 import copy
+import gc
 import logging
 import os
 import sys
 import threading
 import warnings
+import weakref
 import torch
 import gradus.torch as hvd
+from gradus.torch._ops import _handles
 
 hvd.init()
 n, me = hvd.size(), hvd.rank()
@@ -138,17 +141,35 @@ for dense in (False, True):
     expected[1:n + 1] = -1 / n
     assert torch.allclose(table.weight, expected), (dense, table.weight)
 
-# Adasum combines the steps: those of the ranks are alike here, and their combination is the same.
-model, alone = new_model(), new_model()
+# A group cannot have them.
+table = torch.nn.Embedding(6, 2, sparse=True)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0),
+                                     table.named_parameters(), groups=[[table.weight]])
+refused("the gradient of weight is sparse", ValueError,
+        lambda: table(torch.tensor([0])).sum().backward())
+
+# Adasum combines the steps of two ranks, each with a part of the batch and a state of its own.
+model, each = new_model(), [new_model(), new_model()]
 optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1),
                                      model.named_parameters(), op=hvd.Adasum)
-one = torch.optim.Adam(alone.parameters(), lr=0.1)
+own = [torch.optim.Adam(one.parameters(), lr=0.1) for one in each]
 for step in range(3):
-    for each, its in ((model, optimizer), (alone, one)):
-        its.zero_grad()
-        loss_of(each, step).backward()
-        its.step()
-alike("adasum", model, alone)
+    before = [one.detach().clone() for one in model.parameters()]
+    optimizer.zero_grad()
+    loss_of(model, step, slice(me, None, n)).backward()
+    optimizer.step()
+    for rank, one in enumerate(each):
+        own[rank].zero_grad()
+        loss_of(one, step, slice(rank, None, n)).backward()
+        own[rank].step()
+    with torch.no_grad():
+        for start, x, y in zip(before, *(one.parameters() for one in each)):
+            a, b = x - start, y - start
+            both = (a * b).sum() / 2
+            end = start + (1 - both / (a * a).sum()) * a + (1 - both / (b * b).sum()) * b
+            assert not torch.allclose(end, start + (a + b) / 2, atol=1e-3)
+            x.copy_(end), y.copy_(end)
+    alike("adasum", model, each[0])
 refused("op=Adasum", AssertionError, lambda: optimizer.skip_synchronize().__enter__())
 
 # What is refused.
@@ -167,6 +188,18 @@ optimizer.synchronize()
 with warnings.catch_warnings(record=True) as told:
     optimizer.step()
 assert "skip_synchronize()" in str(told[0].message)
+
+# What nobody waits for any more is forgotten, and so is an optimizer that nobody has.
+loss_of(model, 0).backward()
+assert len(_handles) == 6
+optimizer.load_state_dict(optimizer.state_dict())
+assert not _handles
+gone, optimizer = weakref.ref(optimizer), None
+gc.collect()
+assert gone() is None
+loss_of(model, 0).backward()
+loss_of(model, 0).backward()
+assert not _handles
 
 # The state of an optimizer, with and without one.
 for kind in (torch.optim.Adam, torch.optim.SGD):
@@ -204,6 +237,19 @@ for momentum in (0.1, None):
     assert torch.allclose(whole.weight.grad, hvd.allreduce(part.weight.grad, op=hvd.Sum))
     whole.eval(), part.eval()
     assert torch.allclose(whole(x[mine]), part(x[mine]))
+
+# In half precision, whose largest sums are less than these.
+x = torch.randn(2000 * n, 3) + 50
+mine = slice(me, None, n)
+for kind in (torch.float16, torch.bfloat16):
+    whole, part = torch.nn.BatchNorm1d(3), hvd.SyncBatchNorm(3).to(kind)
+    y, z = whole(x.to(kind).float()), part(x[mine].to(kind))
+    assert z.dtype == kind and torch.allclose(y[mine], z.float(), atol=0.03)
+    assert part.running_mean.dtype == kind
+    assert torch.allclose(whole.running_mean, part.running_mean.float(), rtol=0.01)
+    assert torch.allclose(whole.running_var, part.running_var.float(), rtol=0.01)
+    z.sum().backward()
+    assert part.bias.grad.dtype == kind
 
 # A timeline of rank 0.
 hvd.start_timeline(sys.argv[1], mark_cycles=True)

@@ -41,6 +41,7 @@ _FRESH, _STALLED, _GIVE_UP, _LEAVING = 1, 2, 4, 8  # a rank says so; inverted on
 _ANY, _BLOCKED, _WORD = 0xff, 0x100, 64
 
 _log = logging.getLogger("gradus.torch")
+handles: Dict[int, Tuple["Engine", "Request"]] = {}  # what nobody has synchronized yet
 
 
 class HorovodInternalError(RuntimeError):
@@ -164,10 +165,11 @@ class Engine:
         self._inbox: List[Request] = []
         self._names: Dict[str, Request] = {}  # under way
         self._later: Dict[str, "deque[Request]"] = {}
-        self._inside = 0  # threads in wait()
-        self._waiters = 0  # of these, those that do not move the engine on
+        self._awaited: List[Request] = []  # by threads in wait()
+        self._waiters = 0  # of these threads, those that do not move the engine on
         self._pausing = False
         self._stop = False
+        self._leaving = False  # not guarded: whoever moves the engine on tells it
         self._ended: Optional[HorovodInternalError] = None
         # Guarded by _drive:
         self._pending: Dict[str, Request] = {}
@@ -179,7 +181,6 @@ class Engine:
         self._joined: List[int] = []
         self._cycles = self._empty = self._stuck = 0
         self._warned: Set[str] = set()
-        self._leaving = False
         self._posted = False
         self._posted_at = self._check_at = time.monotonic()
         self._check_every = min(_STALE_S, settings.stall_warn_s or _STALE_S) / 2
@@ -223,13 +224,13 @@ class Engine:
         """Returns its result, or raises its error."""
         if not request.over:
             with self._cond:
-                self._inside += 1
+                self._awaited.append(request)
             try:
                 while not request.over:
                     self._wait_once(request)
             finally:
                 with self._cond:
-                    self._inside -= 1
+                    self._awaited.remove(request)
                     if self._waiters or self._inbox or self._pending:
                         self._cond.notify_all()  # somebody else moves it on
         if request.error is not None:
@@ -237,9 +238,9 @@ class Engine:
         return request.result
 
     def _wait_once(self, request: Request) -> None:
-        if self._drive.acquire(False):
+        if not self._stop and self._drive.acquire(False):
             try:
-                while not request.over:
+                while not request.over and not self._stop:
                     self._cycle()
             finally:
                 self._drive.release()
@@ -254,12 +255,11 @@ class Engine:
         """Tells all ranks that this one shuts down, which ends the engine on all. False: they have
         not heard of it in time."""
         end = time.monotonic() + limit_s
+        self._leaving = True
         while self._ended is None and time.monotonic() < end:
             if self._drive.acquire(timeout=SLICE_S):
                 try:
-                    self._leaving = True
-                    if self._ended is None:
-                        self._cycle()
+                    self._cycle()
                 finally:
                     self._drive.release()
         return self._ended is not None and self._ended.__cause__ is None
@@ -277,6 +277,9 @@ class Engine:
 
     def release(self) -> None:
         """Gives back what belongs to the communicator, which is closed or replaced."""
+        for handle, (engine, _) in handles.copy().items():
+            if engine is self:
+                handles.pop(handle, None)
         lib.gr_op_destroy(self._op)
         self._executor.release()
         for entry in self._slots:
@@ -303,7 +306,7 @@ class Engine:
                     continue
             # Tensors that are submitted one shortly after the other go together.
             gap = self._posted_at + self.settings.cycle_s - time.monotonic()
-            if not self._posted and gap > 0 and not self._inside:
+            if not self._posted and gap > 0 and not self._awaited:
                 time.sleep(gap)
             if self._drive.acquire(False):
                 try:
@@ -446,8 +449,9 @@ class Engine:
 
     def _is_blocked(self) -> bool:
         """Whether no thread of the program can submit anything before something is over."""
-        return self._inside > 0 and \
-            self._inside == threading.active_count() - Engine._threads
+        with self._cond:  # a thread whose request is over only has to wake up
+            inside = sum(not request.over for request in self._awaited)
+        return inside > 0 and inside == threading.active_count() - Engine._threads
 
     def _process(self) -> None:
         """Every rank has posted the cycle: what all have set is in _view."""
@@ -680,9 +684,10 @@ class Engine:
 
     def _execute(self, work: List["_execute.Response"]) -> None:
         for response in work:
-            if response.entry is not None and response.entry.small is None and \
+            entry = response.entry  # another one may have got its bit meanwhile
+            if entry is not None and entry.small is None and self._slots[entry.slot] is entry and \
                     response.request is not None and not self._joined:
-                response.entry.small = _execute.small_of(self.comm, response)
+                entry.small = _execute.small_of(self.comm, response)
         started = time.monotonic()
         self._executor.run(work)
         for response in work:

@@ -111,7 +111,7 @@ class _Batch:
         self.call = call
         self.name = name
         self.count = 0
-        self.parts: List[Tuple[Response, int, Tuple[int, ...], int]] = []
+        self.parts: List[Tuple[Response, int, int]] = []
         self.region: Any = None
 
 
@@ -180,7 +180,7 @@ class Executor:
                     if batch is not None:
                         full.append(batch)
                     batch = batches[key] = _Batch(dtype, words, response.name)
-                batch.parts.append((response, index, shape, count))
+                batch.parts.append((response, index, count))
                 batch.count += count
         self._fuse(full + list(batches.values()), calls)
 
@@ -212,7 +212,7 @@ class Executor:
                                             offset=at)
             tensors = [torch.zeros(count, dtype=batch.dtype) if response.request is None else
                        response.request.inputs[index].reshape(-1)
-                       for response, index, _, count in batch.parts]
+                       for response, index, count in batch.parts]
             if len(tensors) == 1:
                 batch.region.copy_(tensors[0])
             else:
@@ -226,12 +226,13 @@ class Executor:
             self._start(calls[first:first + _CALLS])
         self._kept = []
         for batch in batches:
-            offset = 0
-            for response, index, shape, count in batch.parts:
+            address = batch.region.data_ptr() if batch.count else 0
+            for response, index, count in batch.parts:
+                size = count * kind_of(batch.dtype).itemsize
                 if response.request is not None and count:
-                    response.request.outputs[index].copy_(
-                        batch.region[offset:offset + count].view(shape))
-                offset += count
+                    # copy_ refuses tensors of the inference mode of another thread.
+                    ctypes.memmove(response.request.outputs[index].data_ptr(), address, size)
+                address += size
 
     def _memory(self, size: int) -> Any:
         if self._buffer is None or ctypes.sizeof(self._buffer) < size:
@@ -274,7 +275,8 @@ class Executor:
             if response.request is not None:
                 if signature.postscale != 1.0:
                     total = total * signature.postscale
-                response.request.outputs[index].copy_(total)
+                with torch.inference_mode():  # it may be a tensor of that mode
+                    response.request.outputs[index].copy_(total)
 
     def _allgather(self, response: Response) -> None:
         comm, request = self._comm, response.request

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ranks send each other at the beginning: parameters, the optimizer's state, objects."""
+import ctypes
 import io
 import pickle
 from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
@@ -98,7 +99,7 @@ def _bytes_of(obj: Any) -> torch.Tensor:
 
 
 def _object_of(data: torch.Tensor) -> Any:
-    return pickle.loads(bytes(data.numpy()) if data.numel() else b"")
+    return pickle.loads(ctypes.string_at(data.data_ptr(), data.numel()))  # without numpy
 
 
 def broadcast_object(obj: Any = None, root_rank: int = 0, name: Optional[str] = None,

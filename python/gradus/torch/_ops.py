@@ -3,12 +3,15 @@
 that waits; a `_` at the end means in place. Ranks may submit names in any order."""
 import itertools
 import threading
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
 
+from ..errors import InvalidError
 from ._compression import Compression
 from ._engine import Request, Signature
+from ._engine import handles as _handles
+from ._execute import kind_of
 from ._world import ProcessSet, global_process_set, world
 
 Handle = int
@@ -36,7 +39,6 @@ Max = ReduceOp("Max", "max")
 Product = ReduceOp("Product", "product")
 
 _UNNAMED = 16  # so many tensors without a name are under way at a time; more wait
-_handles: Dict[Handle, Tuple[Any, Request]] = {}
 _next_handle = itertools.count()
 _lock = threading.Lock()
 
@@ -75,7 +77,14 @@ def _dense(tensor: torch.Tensor, kind: str) -> torch.Tensor:
     if tensor.device.type != "cpu":
         raise ValueError(f"{kind} of a tensor on {tensor.device}; only memory of the host is "
                          "supported: use tensor.cpu()")
+    try:
+        kind_of(tensor.dtype)
+    except InvalidError:
+        raise ValueError(f"{kind} of a tensor of {tensor.dtype}, which Gradus does not have; use "
+                         "tensor.float() say") from None
     tensor = tensor.detach() if tensor.requires_grad else tensor
+    if tensor.is_conj() or tensor.is_neg():  # its memory has other values
+        tensor = tensor.resolve_conj().resolve_neg()
     return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
@@ -117,6 +126,18 @@ def _entry(handle: Handle) -> Tuple[Any, Request]:
     return _handles[handle]
 
 
+def forget(handle: Any) -> None:
+    """Nobody is going to synchronize it."""
+    for one in getattr(handle, "handles", (handle,)):
+        _handles.pop(one, None)
+
+
+def _put_back(pairs: Sequence[Tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Results go from dense copies into tensors, which may be of inference mode."""
+    with torch.inference_mode():
+        for target, dense in pairs:
+            target.detach().copy_(dense)
+
 
 def _wants_gradient(tensors: Sequence[torch.Tensor]) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
@@ -145,10 +166,10 @@ def _reduce(tensors: Sequence[torch.Tensor], targets: Optional[Sequence[torch.Te
         value = result
 
         def result():
-            for output in outputs if zero else ():
-                output.zero_()
-            for target, one in put_back:
-                target.detach().copy_(one)
+            with torch.inference_mode():  # they may be of that mode
+                for output in outputs if zero else ():
+                    output.zero_()
+            _put_back(put_back)
             return value
     request = Request(name, Signature("allreduce", op.op, -1, prescale, postscale, _parts(dense)),
                       dense, outputs, result, isinstance(name, _Made))
@@ -303,6 +324,7 @@ def sparse_allreduce_async(tensor: torch.Tensor, name: Optional[str] = None,
         if op is Average:
             total = total / members
         return torch.sparse_coo_tensor(every, total, tensor.shape)
+    wait.handles = indices, values
     return wait
 
 
@@ -395,7 +417,7 @@ def _send(tensor: torch.Tensor, root_rank: int, name: Optional[str], process_set
         output, result = dense, tensor
         if dense.data_ptr() != tensor.data_ptr():
             def result():
-                tensor.detach().copy_(dense)
+                _put_back([(tensor, dense)])
                 return tensor
     else:
         output = result = dense.clone() if engine.rank == root else torch.empty_like(dense)

@@ -2,6 +2,7 @@
 """DistributedOptimizer: gradients are averaged over the ranks while backward goes on."""
 import contextlib
 import warnings
+import weakref
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from ._compression import Compression
 from ._functions import broadcast_object
 from ._ops import (Adasum, Average, ReduceOp, allreduce_async, allreduce_async_,
-                   grouped_allreduce_async_, sparse_allreduce_async, synchronize)
+                   forget, grouped_allreduce_async_, sparse_allreduce_async, synchronize)
 from ._world import ProcessSet, global_process_set
 
 Groups = Union[None, int, Sequence[Sequence[torch.Tensor]]]
@@ -102,8 +103,12 @@ class _Distributed(_Wrapper):
                     self._hvd_groups[one] = (name, alike)
 
     def _hvd_hook(self, parameter: torch.Tensor) -> None:
+        reference = weakref.ref(self)  # the parameter may outlive this optimizer
+
         def hook(*_: Any) -> None:
-            self._hvd_ready(parameter)
+            optimizer = reference()
+            if optimizer is not None:
+                optimizer._hvd_ready(parameter)
         if hasattr(parameter, "register_post_accumulate_grad_hook"):  # torch 2.1
             self._hvd_hooks.append(parameter.register_post_accumulate_grad_hook(hook))
             return
@@ -130,6 +135,9 @@ class _Distributed(_Wrapper):
             self._hvd_sparse_dims[parameter] = parameter.grad.sparse_dim()
             parameter.grad = parameter.grad.to_dense()
         name = self._parameter_names[parameter]
+        if parameter.grad.is_sparse and parameter in self._hvd_groups:
+            raise ValueError(f"the gradient of {name} is sparse, and a group is reduced as one "
+                             "dense tensor; leave it out of groups, or say sparse_as_dense=True")
         if parameter.grad.is_sparse:
             self._hvd_handles[parameter] = sparse_allreduce_async(
                 parameter.grad, name, self._hvd_op, self._hvd_set), None
@@ -187,6 +195,8 @@ class _Distributed(_Wrapper):
         self._hvd_synchronized = True
 
     def _hvd_reset(self) -> None:
+        for handle, _ in self._hvd_handles.values():
+            forget(handle)
         self._hvd_handles, self._hvd_come, self._hvd_sparse_dims = {}, {}, {}
         self._hvd_left = dict.fromkeys(self._hvd_parameters, self.backward_passes_per_step)
 

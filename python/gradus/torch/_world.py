@@ -238,7 +238,8 @@ class World:
         process_set.process_set_id = None
         if engine is not None:
             engine.stop("the process set was removed")
-            engine.comm.close()
+            # What is under way would be waited for, if the communicator stayed for the arrays.
+            engine.comm.close(keep_arrays=False)
             engine.release()
 
     # ---- End -------------------------------------------------------------------------------------
@@ -260,7 +261,7 @@ class World:
         engine.stop("Horovod has been shut down")
         self.timeline.stop()
         if limit_s and not agreed:  # what the others began cannot be known
-            self._comm.close()
+            self._comm.close(keep_arrays=False)
         return engine
 
     def renew(self) -> None:
@@ -276,10 +277,11 @@ class World:
             self._meet()
 
     def leave(self) -> None:
-        """At the end of the process: waits for nobody."""
-        if self._ready:
+        """At the end of the process: waits for nobody. In one that was forked nothing is to be
+        ended, and locks may be held by threads that are not there."""
+        if self._ready and self._comm._pid == os.getpid():
             engine = self._stop(0)
-            self._comm.close()
+            self._comm.close(keep_arrays=False)
             engine.release()
 
 
