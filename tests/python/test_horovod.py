@@ -11,6 +11,7 @@ PROGRAM = '''
 import itertools
 import os
 import random
+import signal
 import sys
 import threading
 import torch
@@ -227,8 +228,10 @@ def inference():
         same("inference", over(hvd.allreduce_async(x, op=hvd.Adasum)), combined)
         x = of(me, torch.float32, 2, 3)
         same("inference", over(hvd.broadcast_async_(x.t(), 0)), of(0, torch.float32, 2, 3).t())
-    x = torch.tensor([1 + 2j, 3 + 4j])
-    same("conjugated", hvd.allreduce(x.conj(), op=hvd.Sum), n * torch.tensor([1 - 2j, 3 - 4j]))
+    for _ in range(2):
+        x = torch.tensor([1 + 2j, 3 + 4j])
+        same("conjugated", hvd.allreduce_(x.conj(), name="c", op=hvd.Sum),
+             n * torch.tensor([1 - 2j, 3 - 4j]))
 
 
 def orders():
@@ -320,13 +323,23 @@ def sets():
     if me == 0:
         for part in (reductions, moves, adasum, gradients):
             part(first, [0])
-    if me == 0:  # it goes in the midst of a cycle
-        engine, handle = both._engine, hvd.allreduce_async(torch.ones(1), process_set=both)
-        while not engine._posted:
+    engine, waits = both._engine, []
+
+    def wait():
+        refused(["process set"], hvd.HorovodInternalError,
+                lambda: hvd.allreduce(torch.ones(1), name="alone", process_set=both))
+        waits.append("no more")
+    if me == 0:  # it goes in the midst of a cycle, which a thread moves on
+        handle = hvd.allreduce_async(torch.ones(1), name="left", process_set=both)
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while not (engine._awaited and engine._posted):
             threading.Event().wait(0.001)
     assert hvd.remove_process_set(both) and not hvd.remove_process_set(both)
     if me == 0:
         refused(["no handle"], ValueError, lambda: hvd.synchronize(handle))
+        thread.join()
+        assert waits
     assert not hvd.remove_process_set(hvd.global_process_set)
 
 
@@ -353,6 +366,39 @@ def shuts_down():
     while not engine.ended:
         threading.Event().wait(0.001)
     hvd.shutdown()
+
+
+def is_there(process):
+    try:
+        os.kill(process, 0)
+        return True
+    except ProcessLookupError:
+        return False
+
+
+def ends():
+    """Rank 0's program, while a thread of it waits, and rank 1 takes no part in a cycle."""
+    engine, ready = hvd.global_process_set._engine, threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: ready.set())
+    first = hvd.allgather_object(os.getpid())[0]
+    if me == 0:
+        ready.wait()
+        threading.Thread(target=refused, daemon=True, args=(
+            ["has been shut down"], hvd.HorovodInternalError,
+            lambda: hvd.allreduce(torch.ones(1), name="never"))).start()
+        while not (engine._awaited and engine._posted):
+            threading.Event().wait(0.001)
+    elif me == 1:
+        engine._drive.acquire()
+        while engine._posted:
+            engine._drive.release()
+            threading.Event().wait(0.001)
+            engine._drive.acquire()
+        os.kill(first, signal.SIGUSR1)
+    while me and is_there(first):
+        threading.Event().wait(0.001)
+    if me == 1:
+        engine._drive.release()
 
 
 class Counted(_execute.Small):
@@ -413,6 +459,7 @@ if FIRST:  # what is forked ends as any process does, and ends nothing here
         sys.exit()
     assert os.waitpid(child, 0)[1] == 0
     same("forked", hvd.allreduce(torch.ones(2), op=hvd.Sum), torch.full((2,), float(n)))
+    ends()
 print("done")
 '''
 

@@ -159,6 +159,7 @@ def test_torch_is_imported_where_the_backend_cannot_be(monkeypatch, tmp_path, fa
     broken.__path__ = [str(tmp_path)]
     (tmp_path / "torch.py").write_text(f"raise {failure}('an old torch')\n")
     monkeypatch.setitem(sys.modules, "gradus", broken)
+    monkeypatch.delitem(sys.modules, "gradus.torch", raising=False)
     monkeypatch.syspath_prepend(SOURCE / "python")
     with pytest.warns(UserWarning, match="gradus of torch.distributed is not there: an old torch"):
         importlib.import_module("gradus_autoload").register()
