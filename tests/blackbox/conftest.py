@@ -58,9 +58,10 @@ def slow(find, over, parents_end):
 
     while not is_over(run_s if pids else look_s):
         try:
+            begin_s = time.monotonic()
             pids = pids or find()
-            # To look is work, and nobody else has this core meanwhile.
-            look_s = run_s if pids else min(2 * look_s, 0.3)
+            # While it looks nobody else has this core, and others need two thirds of it.
+            look_s = max(run_s, 2 * (time.monotonic() - begin_s))
             for pid in pids[:1]:
                 os.kill(pid, signal.SIGSTOP)
                 is_over(pause_s)
