@@ -23,8 +23,6 @@ static const char *const link_choices[] = {"shm", "tcp", NULL};
 
 #define PLAN(member) .offset = offsetof(info_options, plan.member)
 
-static const char *const cma_choices[] = {"auto", "off", "on", NULL}; /* as gr_cma */
-
 static const gr_config_field info_fields[] = {
     {.flag = "--config",
      .type = GR_CONFIG_BOOL,
@@ -94,11 +92,9 @@ static const gr_config_field info_fields[] = {
      .value_name = "FILE",
      .help = "plan: costs and rules that `gradus tune` measured; otherwise the usual costs"},
     {.flag = "--cma",
-     .env = "GRADUS_CMA",
-     .type = GR_CONFIG_CHOICE,
+     GR_GROUP_ROW_CMA,
      PLAN(cma),
      .default_text = "auto",
-     .choices = cma_choices,
      .help = "plan: copies by the kernel, of memory that is not from gr_alloc; auto: what one "
              "costs on this host is measured"},
     {.flag = "--rules",

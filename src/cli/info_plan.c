@@ -8,7 +8,6 @@
 #include "coll/shm/shm_coll.h"
 #include "link/shared.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -232,12 +231,9 @@ static const algorithm_candidate *chosen_one(const explanation *e)
 /* ---- Saying it ------------------------------------------------------------------------------- */
 static gr_shm_coll_way way_of(const explanation *e, bool registered)
 {
-    int cma = e->options->cma;
-    double kernel_cost = cma == GR_CMA_OFF  ? HUGE_VAL
-                         : cma == GR_CMA_ON ? 0
-                                            : gr_mesh_cma_cost(NULL);
     return gr_shm_coll_way_of(e->shape.coll, (size_t)e->options->size_bytes, e->shape.world_size,
-                              registered, kernel_cost, e->tuning.cores >= e->shape.world_size);
+                              registered, gr_cma_cost((gr_cma)e->options->cma),
+                              e->tuning.cores >= e->shape.world_size);
 }
 
 static const char *way_name(gr_shm_coll_way way)

@@ -12,7 +12,7 @@
 const char *const gr_link_choices[] = {"auto", "shm", "tcp", NULL};
 /* In the order of gr_log_level. */
 static const char *const log_choices[] = {"off", "error", "warn", "info", "debug", "trace", NULL};
-static const char *const cma_choices[] = {"auto", "off", "on", NULL};
+const char *const gr_group_cma_choices[] = {"auto", "off", "on", NULL};
 /* The index is the number; 0: chosen. */
 static const char *const rail_choices[] = {"auto", "1", "2", "3", "4", "5", "6", "7", "8", NULL};
 _Static_assert(sizeof rail_choices / sizeof rail_choices[0] == GR_LINK_RAILS_MAX + 2,
@@ -183,11 +183,7 @@ static const gr_config_field fields[] = {
      .max = 1e6,
      .unit = "s",
      .help = "longest busy wait before a rank sleeps; 0: never busy"},
-    {.env = "GRADUS_CMA",
-     .type = GR_CONFIG_CHOICE,
-     AT(cma),
-     .default_text = "auto",
-     .choices = cma_choices,
+    {GR_GROUP_ROW_CMA, AT(cma), .default_text = "auto",
      .help = "is memory that is not from gr_alloc reached by process_vm_readv? auto: where that is "
              "permitted, and faster; on: where it is permitted"},
     {.env = "GRADUS_EXACT",

@@ -96,6 +96,10 @@ extern const gr_config_table gr_group_config_table;
 #define GR_GROUP_ROW_SEGMENT                                                                       \
     .env = "GRADUS_SEGMENT", .type = GR_CONFIG_BYTES, .min = 256, .max = GR_FRAME_PAYLOAD_MAX
 
+#define GR_GROUP_ROW_CMA                                                                           \
+    .env = "GRADUS_CMA", .type = GR_CONFIG_CHOICE, .choices = gr_group_cma_choices
+extern const char *const gr_group_cma_choices[]; /* in the order of gr_cma */
+
 /* What this process's environment says; rank -1: it is in no job. The texts are the arena's. */
 gr_status gr_group_config_from_env(gr_group_config *config_out, gr_arena *arena,
                                    gr_diag *diag) GR_MUST_CHECK;

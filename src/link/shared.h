@@ -52,10 +52,12 @@ void gr_mesh_set_poll_hook(gr_mesh *mesh, gr_mesh_poll_hook *poll_hook, const vo
 /* Memory that a peer does not share, by way of the kernel (process_vm_readv): is it permitted?
  * Found out when the link is made, by an attempt. `peer` may be this process, here and below. */
 bool gr_mesh_cma(const gr_mesh *mesh, int peer);
-/* How many times as long as a plain copy of 64 KiB within the caches the kernel's takes, measured
- * now: 2 on some machines, 10 on others. 0: GR_CMA_ON asks for it whatever it costs; HUGE_VAL: it
- * fails. `mesh` may be NULL. */
-double gr_mesh_cma_cost(const gr_mesh *mesh);
+/* How many times as long as a plain copy of 64 KiB within the caches the kernel's takes, which is
+ * measured now, in 0.1 ms (10 was seen). 0: GR_CMA_ON asks for it whatever it costs; HUGE_VAL:
+ * GR_CMA_OFF, or it fails. */
+double gr_cma_cost(gr_cma cma);
+/* The mesh's setting; GR_CMA_OFF: it has no shared memory. */
+gr_cma gr_mesh_cma_setting(const gr_mesh *mesh);
 /* Copy from, and to, the address `at` in `peer`, for which gr_mesh_cma is true. GR_OK;
  * GR_E_PEER_LOST: it has ended, as its link will say; GR_E_PROTOCOL: it has no such memory. */
 gr_status gr_mesh_cma_read(gr_mesh *mesh, int peer, uint64_t at, void *dst,

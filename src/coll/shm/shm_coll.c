@@ -23,7 +23,7 @@ gr_shm_colls *gr_shm_colls_create(gr_mesh *mesh)
     shms->mesh = mesh;
     shms->temps = temps;
     shms->isa = gr_isa_best();
-    shms->kernel_cost = gr_mesh_cma_cost(mesh);
+    shms->kernel_cost = gr_cma_cost(gr_mesh_cma_setting(mesh));
     for (int i = GR_SHM_COLL_OPS_MAX - 1; i >= 0; i--) {
         shms->ops[i].next = shms->free_ops;
         shms->free_ops = &shms->ops[i];
@@ -129,7 +129,8 @@ static const shm_tree *find_tree(const gr_shm_coll *shm, int shards)
 }
 
 /* The most that a copy by the kernel may take, in plain copies, to be faster than windows, through
- * which each byte is copied two to four times. A call costs as much as CALL_BYTES. */
+ * which each byte is copied two to four times: as both ways came out for two ranks, 32 KiB to
+ * 16 MiB, where it took 10. A call costs as much as CALL_BYTES. */
 static double cost_limit(gr_coll coll, size_t most_bytes)
 {
     enum { CALL_BYTES = 32 << 10 };

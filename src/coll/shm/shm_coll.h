@@ -69,7 +69,7 @@ typedef enum gr_shm_coll_way {
 } gr_shm_coll_way;
 
 /* `most_bytes`: contributions of the rank that has most of them, of `leaves` in all; `registered`:
- * all buffers of all ranks are gr_alloc memory; `kernel_cost`: gr_mesh_cma_cost, or HUGE_VAL where
+ * all buffers of all ranks are gr_alloc memory; `kernel_cost`: gr_cma_cost, or HUGE_VAL where
  * the kernel does not let all ranks reach all other buffers; `not_oversubscribed`: there is a core
  * for every rank. */
 gr_shm_coll_way gr_shm_coll_way_of(gr_coll coll, size_t most_bytes, int leaves, bool registered,

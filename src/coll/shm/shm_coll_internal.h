@@ -282,7 +282,7 @@ struct gr_shm_colls {
     uint8_t *temps; /* SHM_COLL_TEMPS chunks, and SHM_COLL_CMA bytes */
     int leaves_max;
     gr_isa isa;
-    double kernel_cost; /* gr_mesh_cma_cost */
+    double kernel_cost; /* gr_cma_cost */
 };
 
 /* progress.c */

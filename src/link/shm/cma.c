@@ -114,9 +114,14 @@ void gr_shm_cma_detach(gr_shm_link *link)
     }
 }
 
+gr_cma gr_mesh_cma_setting(const gr_mesh *mesh)
+{
+    return mesh->ops == &gr_shm_ops ? ((const gr_shm_mesh *)mesh)->cma : GR_CMA_OFF;
+}
+
 bool gr_mesh_cma(const gr_mesh *mesh, int peer)
 {
-    if (mesh->ops != &gr_shm_ops || ((const gr_shm_mesh *)mesh)->cma == GR_CMA_OFF) {
+    if (gr_mesh_cma_setting(mesh) == GR_CMA_OFF) {
         return false;
     }
     const gr_shm_link *link = peer == mesh->rank ? NULL : link_to(mesh, peer);
@@ -171,10 +176,8 @@ static double cost_of(uint8_t *to, const uint8_t *from)
     return (double)kernel_ns / (double)(copy_ns > 0 ? copy_ns : 1);
 }
 
-double gr_mesh_cma_cost(const gr_mesh *mesh)
+double gr_cma_cost(gr_cma cma)
 {
-    gr_cma cma =
-        mesh != NULL && mesh->ops == &gr_shm_ops ? ((const gr_shm_mesh *)mesh)->cma : GR_CMA_AUTO;
     if (cma != GR_CMA_AUTO) {
         return cma == GR_CMA_ON ? 0 : HUGE_VAL;
     }
