@@ -152,9 +152,28 @@ void gr_wipe(void *data, size_t size_bytes)
     explicit_bzero(data, size_bytes);
 }
 
-__attribute__((noinline)) void gr_wipe_stack(void)
+/* A function that leaves no call-used register as it was. */
+#if defined(__has_attribute) && __has_attribute(zero_call_used_regs)
+#define LEAVES_NO_REGISTERS noinline, zero_call_used_regs("all")
+#else
+#define LEAVES_NO_REGISTERS noinline
+#endif
+
+#if defined(__x86_64__)
+/* With registers that only some processors have, and that libc copies with where they are there. */
+__attribute__((LEAVES_NO_REGISTERS, target("avx512f"))) static void wipe_wide_registers(void)
+{
+}
+#endif
+
+__attribute__((LEAVES_NO_REGISTERS)) void gr_wipe_stack(void)
 {
     enum { DEPTH_BYTES = 16 << 10 };
     uint8_t below[DEPTH_BYTES];
     gr_wipe(below, sizeof below);
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f")) {
+        wipe_wide_registers();
+    }
+#endif
 }

@@ -31,7 +31,8 @@ gr_status gr_random_bytes(void *out, size_t size_bytes, gr_diag *diag) GR_MUST_C
 void gr_wipe(void *data, size_t size_bytes);
 /* Overwrites the unused stack below the caller, where functions that have returned may have left a
  * secret: saved registers (the dynamic linker saves them at the first call of a function), buffers
- * of a library. Call it after the use of a secret, from the same function or a caller of it. */
+ * of a library; and the registers that a call may change, so that none is saved later. Call it
+ * after the use of a secret, from the same function or a caller of it. */
 void gr_wipe_stack(void);
 
 #endif

@@ -229,6 +229,7 @@ static int rendezvous(const gr_cli_line *line)
         printf("GRADUS_MIN_WORKERS=%d\nGRADUS_FAILOVER=yes\n", (int)options->ranks_min);
     }
     gr_cli_leave_secret(secret, printed);
+    gr_wipe_stack();
     int code = gr_cli_flush();
     if (code == GR_EXIT_DONE) {
         status = serve(coordinator, options, &diag);

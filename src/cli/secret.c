@@ -43,5 +43,4 @@ void gr_cli_leave_secret(uint8_t secret[GR_SECRET_BYTES], bool printed)
         gr_wipe(hex, sizeof hex);
     }
     gr_wipe(secret, GR_SECRET_BYTES);
-    gr_wipe_stack();
 }

@@ -214,6 +214,7 @@ static int work(const gr_cli_line *line)
     }
     print_server(options, server);
     gr_cli_leave_secret(secret, printed);
+    gr_wipe_stack();
     int code = gr_cli_flush();
     if (code == GR_EXIT_DONE) {
         status = serve(server, &end, &diag);

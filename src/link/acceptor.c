@@ -414,7 +414,8 @@ static gr_status secure(const gr_acceptor *acceptor, entry *at, gr_diag *diag)
     return status == GR_OK ? gr_tls_shake(at->tls, diag) : status;
 }
 
-static void take_steps(gr_acceptor *acceptor, entry *at, int64_t now)
+/* Not inlined: what wipes the stack behind it must stand above all of its frame. */
+__attribute__((noinline)) static void take_steps(gr_acceptor *acceptor, entry *at, int64_t now)
 {
     gr_diag diag = {0};
     gr_status status = at->waits ? accept_peer(acceptor, at, &diag) : GR_OK;
@@ -469,6 +470,7 @@ static bool begin_handshake(gr_acceptor *acceptor, entry *at)
     if (status == GR_OK && at->tcp && acceptor->config.encrypt) {
         gr_auth_announce_encryption(&at->auth);
     }
+    gr_wipe_stack();
     return status == GR_OK;
 }
 

@@ -92,6 +92,24 @@ static void secret_after_use_is_wiped(void **state)
     assert_memory_equal(a, zero, sizeof a);
 }
 
+/* What stands in a vector register would be saved on the stack at the first call of a function. */
+static void registers_are_wiped_with_the_stack(void **state)
+{
+    (void)state;
+#if defined(__x86_64__) && defined(__has_attribute)
+#if __has_attribute(zero_call_used_regs)
+    static const uint8_t zero[32];
+    uint8_t secret[32], left[32];
+    memset(secret, 0x5a, sizeof secret);
+    __asm__ volatile("movdqu (%0), %%xmm1\n\tmovdqu 16(%0), %%xmm15" ::"r"(secret)
+                     : "memory", "xmm1", "xmm15");
+    gr_wipe_stack();
+    __asm__ volatile("movdqu %%xmm1, (%0)\n\tmovdqu %%xmm15, 16(%0)" ::"r"(left) : "memory");
+    assert_memory_equal(left, zero, sizeof left);
+#endif
+#endif
+}
+
 typedef struct message {
     uint64_t wide;
     int32_t below_zero;
@@ -183,6 +201,7 @@ int main(void)
         cmocka_unit_test(hash64_of_known_inputs_is_that_of_xxhash),
         cmocka_unit_test(hex_written_is_read_back),
         cmocka_unit_test(secret_after_use_is_wiped),
+        cmocka_unit_test(registers_are_wiped_with_the_stack),
         cmocka_unit_test(codec_numbers_are_little_endian),
         cmocka_unit_test(codec_table_writes_fields_in_order),
         cmocka_unit_test(codec_table_refuses_what_is_not_sound),
