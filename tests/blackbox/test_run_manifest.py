@@ -141,6 +141,26 @@ def test_volume_over_the_folder_of_the_run_hides_nothing(gradus):
     assert "train-worker-0" in done.stderr and "cannot" not in done.stderr
 
 
+def test_sub_path_expression_is_a_folder_of_each_pod(gradus):
+    """And one that needs what is not there is refused, as is one that leads out of the volume."""
+    mount = {"name": "a", "mountPath": "/mine", "subPathExpr": "of/$(ME)"}
+    me = {"name": "ME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    volume = {"name": "a", "hostPath": {"path": str(gradus.folder / "all"),
+                                        "type": "DirectoryOrCreate"}}
+
+    def master(**more):
+        container = {"volumeMounts": [{**mount, **more}], "env": [me]}
+        return {"Master": role("PyTorchJob", ["sh", "-c", "echo here >/mine/word"],
+                               container=container, volumes=[volume])}
+
+    run(gradus, job("PyTorchJob", master()))
+    assert (gradus.folder / "all/of/train-master-0/word").read_text() == "here\n"
+    for more, words in [({"subPathExpr": "$(YOU)"}, "needs variable YOU"),
+                        ({"subPathExpr": "../$(ME)"}, "leads out of volume"),
+                        ({"subPath": "b"}, "subPath and subPathExpr")]:
+        assert words in run(gradus, job("PyTorchJob", master(**more)), code=2).stderr
+
+
 def test_container_that_cannot_start_ends_the_job(gradus):
     master = role("PyTorchJob", None, policy="OnFailure")
     done = run(gradus, job("PyTorchJob", {"Master": master}, runPolicy={"backoffLimit": 1}), code=1)

@@ -35,11 +35,14 @@ static gr_status no_memory(const pod_planner *p)
 }
 
 /* ---- $(NAME) --------------------------------------------------------------------------------- */
-char *gr_pod_expand(gr_arena *arena, const char *text, char *const *environment)
+/* As gr_pod_expand; *unknown_out: a name that is not there, NULL: all are. */
+static char *expand(gr_arena *arena, const char *text, char *const *environment,
+                    const char **unknown_out)
 {
     char *expanded = NULL, *kept;
     size_t size_bytes = 0;
     FILE *out = open_memstream(&expanded, &size_bytes);
+    *unknown_out = NULL;
     if (out == NULL) {
         return NULL;
     }
@@ -52,14 +55,14 @@ char *gr_pod_expand(gr_arena *arena, const char *text, char *const *environment)
             fputc('$', out);
             text += 2;
         } else if (end != NULL) {
-            char *name = strndup(text + 2, (size_t)(end - text) - 2);
+            const char *name = gr_arena_printf(arena, "%.*s", (int)(end - text) - 2, text + 2);
             const char *value = name != NULL ? gr_environ_find(environment, name) : NULL;
             if (value != NULL) {
                 fputs(value, out);
             } else {
                 fwrite(text, 1, (size_t)(end - text) + 1, out);
+                *unknown_out = name;
             }
-            free(name);
             text = end + 1;
         } else if (text[0] == '$') {
             fputc(*text++, out);
@@ -68,6 +71,12 @@ char *gr_pod_expand(gr_arena *arena, const char *text, char *const *environment)
     kept = fclose(out) == 0 ? gr_arena_strdup(arena, expanded) : NULL;
     free(expanded);
     return kept;
+}
+
+char *gr_pod_expand(gr_arena *arena, const char *text, char *const *environment)
+{
+    const char *unknown;
+    return expand(arena, text, environment, &unknown);
 }
 
 /* ---- Environment ----------------------------------------------------------------------------- */
@@ -401,40 +410,75 @@ static gr_status plan_container(const pod_planner *p, const json_t *container, b
 }
 
 /* ---- Mounts ---------------------------------------------------------------------------------- */
-static void add_mount(gr_pod_plan *plan, const json_t *mount)
+/* The folder of the volume that is mounted; "": all of it. */
+static gr_status find_sub_path(const pod_planner *p, const json_t *mount, const gr_container *of,
+                               const char **sub_path_out)
 {
-    const char *path = gr_object_text(mount, "mountPath"), *sub = gr_object_text(mount, "subPath");
+    const char *plain = gr_object_text(mount, "subPath"), *unknown = NULL;
+    const char *form = gr_object_text(mount, "subPathExpr");
+    *sub_path_out = plain != NULL ? plain : "";
+    if (form == NULL || form[0] == '\0') {
+        return GR_OK;
+    }
+    if (plain != NULL && plain[0] != '\0') {
+        return gr_fail(p->diag, GR_E_INVALID,
+                       "pod %s: container %s mounts %s with subPath and subPathExpr; leave one out",
+                       p->plan->name, of->name, gr_object_text(mount, "mountPath"));
+    }
+    *sub_path_out = expand(p->arena, form, of->environment, &unknown);
+    if (unknown != NULL) {
+        return gr_fail(p->diag, GR_E_INVALID,
+                       "pod %s: subPathExpr \"%s\" of container %s needs variable %s, which is not "
+                       "set; add it to env",
+                       p->plan->name, form, of->name, unknown);
+    }
+    return *sub_path_out != NULL ? GR_OK : no_memory(p);
+}
+
+static gr_status add_mount(const pod_planner *p, const json_t *mount, const gr_container *of)
+{
+    gr_pod_plan *plan = p->plan;
+    const char *path = gr_object_text(mount, "mountPath"), *sub_path;
     const char *volume = gr_object_text(mount, "name");
     size_t at = 0;
     if (path == NULL || path[0] != '/' || volume == NULL) {
-        return;
+        return GR_OK;
     }
     for (size_t i = 0; i < plan->mount_count; i++) {
         if (strcmp(plan->mounts[i].path, path) == 0) {
-            return; /* of another container */
+            return GR_OK; /* of another container */
         }
         at += strlen(plan->mounts[i].path) <= strlen(path);
+    }
+    gr_status status = find_sub_path(p, mount, of, &sub_path);
+    if (status != GR_OK) {
+        return status;
     }
     memmove(&plan->mounts[at + 1], &plan->mounts[at],
             (plan->mount_count - at) * sizeof plan->mounts[0]);
     plan->mounts[at] = (gr_volume_mount){.volume = volume,
-                                         .sub_path = sub != NULL ? sub : "",
+                                         .sub_path = sub_path,
                                          .path = path,
                                          .is_read_only = gr_object_true(mount, "readOnly")};
     plan->mount_count++;
+    return GR_OK;
 }
 
-static void add_mounts(gr_pod_plan *plan, const json_t *containers)
+/* `planned`: the same containers. */
+static gr_status add_mounts(const pod_planner *p, const json_t *containers,
+                            const gr_container *planned)
 {
     size_t i, k;
     const json_t *container, *mount;
+    gr_status status = GR_OK;
     json_array_foreach(containers, i, container)
     {
         json_array_foreach(json_object_get(container, "volumeMounts"), k, mount)
         {
-            add_mount(plan, mount);
+            status = status == GR_OK ? add_mount(p, mount, &planned[i]) : status;
         }
     }
+    return status;
 }
 
 static size_t count_mounts(const json_t *containers)
@@ -499,8 +543,9 @@ gr_status gr_pod_plan_make(const gr_store *store, const json_t *pod, const gr_po
     {
         status = status == GR_OK ? plan_container(&p, container, false) : status;
     }
-    add_ports(plan_out, containers);
-    add_mounts(plan_out, containers);
-    add_mounts(plan_out, inits);
-    return status;
+    if (status == GR_OK) {
+        add_ports(plan_out, containers);
+        status = add_mounts(&p, containers, plan_out->containers + plan_out->init_count);
+    }
+    return status == GR_OK ? add_mounts(&p, inits, plan_out->containers) : status;
 }
