@@ -270,14 +270,18 @@ d.barrier()
 # ---- Pods ----------------------------------------------------------------------------------------
 def test_pod_has_what_its_manifest_says(gradus):
     """Environment from everywhere, files where they are mounted, also where the host has no such
-    folder, which it has not got afterwards; init containers in order, a sidecar that ends."""
+    folder, which it has not got afterwards; init containers in order, a sidecar that ends. The ids
+    are the caller's, whatever the security context says."""
     script = """
 echo "$A|$B|$C|$D|$E|$F|$(pwd)|$1"
 cat /etc/of-test/key /no-such-folder/of-test/word; echo
 stat -L -c %a /etc/of-test/key
 cat /shared/order
+(echo no >/no-such-folder/of-test/word) 2>/dev/null || echo "cannot be written"
+id -u
 """
     container = {
+        "securityContext": {"runAsUser": os.getuid() + 1},
         "args": ["$(A)-$$(A)-$(NONE)"], "workingDir": "/usr",
         "env": [{"name": "A", "value": "a"}, {"name": "B", "value": "$(A)b"},
                 {"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
@@ -308,7 +312,8 @@ cat /shared/order
                 "data": {"word": "aGlkZGVu"}})
     assert lines(done.stdout, "train-master-0") == [
         "a|ab|train-master-0|value|hidden|from|/usr|a-$(A)-$(NONE)", "valuehidden", "440",
-        "one", "two"]
+        "one", "two", "cannot be written", str(os.getuid())]
+    assert "security contexts are not used" in done.stderr
     assert lines(done.stdout, "train-master-0/beside") == ["beside"]
     assert not os.path.exists("/etc/of-test") and not os.path.exists("/no-such-folder")
 
