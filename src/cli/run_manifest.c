@@ -359,8 +359,8 @@ static int run(const gr_cli_line *line)
     if (status == GR_OK) {
         status = gr_local_run(&config, &report, &diag);
     }
-    if (status == GR_OK) {
-        code = print_report(&report);
+    if (status == GR_OK) { /* a signal that cuts the output wants no report */
+        code = report.is_cut ? GR_EXIT_FAILED : print_report(&report);
     } else {
         code = gr_cli_fail(status == GR_E_INVALID || status == GR_E_NOT_FOUND ? GR_EXIT_INPUT
                                                                               : GR_EXIT_FAILED,

@@ -11,6 +11,8 @@ import tempfile
 
 import pytest
 
+from conftest import TIMEOUT_S, read_lines, wait_until
+
 V1, V2 = "kubeflow.org/v1", "kubeflow.org/v2beta1"
 SPECS = {"PyTorchJob": ("pytorchReplicaSpecs", "pytorch"),
          "TFJob": ("tfReplicaSpecs", "tensorflow"), "MPIJob": ("mpiReplicaSpecs", "mpi")}
@@ -382,6 +384,20 @@ def test_signal_ends_all_pods_in_order(gradus, number):
     assert process.returncode == 1, err
     assert lines(out, "train-master-0") == ["ended"]
     assert not gradus.remains()
+
+
+@pytest.mark.parametrize("size_bytes", [200_000, 370_000])
+def test_signal_ends_the_wait_for_a_reader(gradus, size_bytes):
+    """Who has the rest: we, or the pipe of a pod that has ended."""
+    asked = job("PyTorchJob", {"Master": role(
+        "PyTorchJob", ["sh", "-c", f"yes {'x' * 999} | head -c {size_bytes}"])})
+    (gradus.folder / "job.json").write_text(json.dumps(asked))
+    process = gradus.start("run", "-f", "job.json")
+    assert "x" in read_lines(process.stdout, 1)[0]
+    wait_until(lambda: "gradus-pod" not in gradus.remains().values(), "its end")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=TIMEOUT_S) == 1
+    assert not gradus.remains() and not list(gradus.folder.glob("gradus-run-*"))
 
 
 def test_killed_supervisor_leaves_nothing(gradus):

@@ -48,6 +48,7 @@ typedef struct local_cluster {
     uv_timer_t timer;
     uv_poll_t signals;
     int signal_fd;
+    sigset_t signals_before;
     gr_controller *controller;
     gr_store *store;
     gr_local_pods shared;
@@ -401,16 +402,6 @@ static void end_pods(local_cluster *c, bool at_once)
     }
 }
 
-static void close_handles(local_cluster *c)
-{
-    uv_handle_t *const handles[] = {(uv_handle_t *)&c->timer, (uv_handle_t *)&c->signals};
-    for (size_t i = 0; i < sizeof handles / sizeof handles[0]; i++) {
-        if (!uv_is_closing(handles[i])) {
-            uv_close(handles[i], NULL);
-        }
-    }
-}
-
 static void wake(uv_timer_t *timer)
 {
     pump(timer->data);
@@ -478,7 +469,7 @@ static void pump(local_cluster *c)
     }
     bury_pods(c);
     if (c->is_stopping && c->pod_count == 0) {
-        close_handles(c);
+        uv_stop(&c->loop);
     } else if (c->is_stopping) { /* a pod whose handles close tells nothing more */
         uv_timer_start(&c->timer, wake, CLEAR_MS, 0);
     }
@@ -493,6 +484,36 @@ static void pods_changed(void *pods_arg)
 }
 
 /* ---- Signals and output ---------------------------------------------------------------------- */
+static void take_output(local_cluster *c)
+{
+    for (size_t i = 0; i < c->pod_count; i++) {
+        gr_local_pod_go_on(c->pods[i]);
+    }
+}
+
+/* What our reader does not take is not waited for any more. */
+static void drop_output(local_cluster *c)
+{
+    for (int i = 0; i < 2; i++) {
+        gr_sink *sink = c->shared.sinks[i];
+        if (sink != NULL && !gr_sink_is_empty(sink)) {
+            gr_sink_close(sink);
+            c->shared.sinks[i] = NULL;
+            c->report->is_cut = true;
+        }
+    }
+    take_output(c);
+}
+
+static bool runs_any_pod(const local_cluster *c)
+{
+    bool any = false;
+    for (size_t i = 0; i < c->pod_count; i++) {
+        any |= gr_local_pod_pid(c->pods[i]) > 0;
+    }
+    return any;
+}
+
 static void hear_signal(uv_poll_t *handle, int status, int events)
 {
     (void)status;
@@ -502,8 +523,8 @@ static void hear_signal(uv_poll_t *handle, int status, int events)
     if (number == 0) {
         return;
     }
-    bool again = c->is_stopping;
-    if (!again) {
+    bool again = c->is_stopping, is_needed = runs_any_pod(c);
+    if (!again && is_needed) {
         char line[100];
         snprintf(line, sizeof line, "%s: the pods end; once more, and they are killed",
                  gr_signals_name(number));
@@ -512,15 +533,15 @@ static void hear_signal(uv_poll_t *handle, int status, int events)
     c->report->signal_number = c->report->signal_number != 0 ? c->report->signal_number : number;
     c->is_stopping = true;
     end_pods(c, again);
+    if (again || !is_needed) {
+        drop_output(c);
+    }
     pump(c);
 }
 
 static void drained(void *event_arg)
 {
-    local_cluster *c = event_arg;
-    for (size_t i = 0; i < c->pod_count; i++) {
-        gr_local_pod_go_on(c->pods[i]);
-    }
+    take_output(event_arg);
 }
 
 static void lost(void *event_arg)
@@ -634,9 +655,8 @@ static gr_status open_output(local_cluster *c)
 
 static gr_status open_loop(local_cluster *c)
 {
-    int error = uv_loop_init(&c->loop);
-    error = error == 0 ? uv_timer_init(&c->loop, &c->timer) : error;
-    gr_signals_hold(NULL);
+    int error = uv_timer_init(&c->loop, &c->timer);
+    gr_signals_hold(&c->signals_before);
     c->signal_fd = gr_signals_open();
     error = error == 0 ? uv_poll_init(&c->loop, &c->signals, c->signal_fd) : error;
     error = error == 0 ? uv_poll_start(&c->signals, UV_READABLE, hear_signal) : error;
@@ -654,20 +674,35 @@ static int remove_one(const char *path, const struct stat *info, int kind, struc
     return 0;
 }
 
-/* Until nobody reads or all is written. */
-static void close_output(local_cluster *c)
+static bool is_written(const gr_sink *sink)
 {
-    for (int i = 0; i < 2; i++) {
-        gr_sink *sink = c->shared.sinks[i];
-        while (sink != NULL && !sink->broken && !gr_sink_is_empty(sink)) {
-            (void)uv_run(&c->loop, UV_RUN_ONCE);
-        }
-        if (sink != NULL) {
-            gr_sink_close(sink);
-            c->shared.sinks[i] = NULL;
-        }
+    return sink == NULL || sink->broken || gr_sink_is_empty(sink);
+}
+
+static void close_handle(uv_handle_t *handle, void *walk_arg)
+{
+    (void)walk_arg;
+    if (!uv_is_closing(handle)) {
+        uv_close(handle, NULL);
     }
+}
+
+/* When nobody reads, all is written, or a signal has come. */
+static void close_loop(local_cluster *c)
+{
+    while (!is_written(c->shared.sinks[0]) || !is_written(c->shared.sinks[1])) {
+        (void)uv_run(&c->loop, UV_RUN_ONCE);
+    }
+    for (int i = 0; i < 2; i++) {
+        if (c->shared.sinks[i] != NULL) {
+            gr_sink_close(c->shared.sinks[i]);
+        }
+        c->shared.sinks[i] = NULL;
+    }
+    uv_walk(&c->loop, close_handle, NULL);
     (void)uv_run(&c->loop, UV_RUN_DEFAULT);
+    close(c->signal_fd);
+    (void)uv_loop_close(&c->loop);
 }
 
 static void fini(local_cluster *c)
@@ -686,8 +721,10 @@ gr_status gr_local_run(const gr_local_config *config, gr_local_report *report_ou
 {
     local_cluster *c = calloc(1, sizeof *c);
     *report_out = (gr_local_report){0};
-    if (c == NULL) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a cluster");
+    int error = c != NULL ? uv_loop_init(&c->loop) : UV_ENOMEM;
+    if (error != 0) {
+        free(c);
+        return gr_fail(diag, GR_E_IO, "no loop of events: %s", uv_strerror(error));
     }
     c->config = config;
     c->report = report_out;
@@ -721,13 +758,11 @@ gr_status gr_local_run(const gr_local_config *config, gr_local_report *report_ou
         pump(c);
         (void)uv_run(&c->loop, UV_RUN_DEFAULT);
         status = c->status;
-    } else {
-        close_handles(c);
     }
     gr_process_tree_end(0);
-    close_output(c);
-    close(c->signal_fd);
-    (void)uv_loop_close(&c->loop);
+    close_loop(c);
+    const sigset_t before = c->signals_before;
     fini(c);
+    (void)sigprocmask(SIG_SETMASK, &before, NULL);
     return status;
 }

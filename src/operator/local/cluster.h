@@ -22,6 +22,7 @@ typedef struct gr_local_report {
     json_t *pods; /* an array: those that were there at the end, before they were ended */
     int signal_number;
     bool is_suspended; /* what has not ended waits to be resumed */
+    bool is_cut;       /* by the signal, from output that nobody took */
 } gr_local_report;
 
 void gr_local_report_fini(gr_local_report *report);
