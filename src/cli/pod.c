@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROOT = 1, SPACE, TOOL, FIRST, COMMAND_BYTES_MAX = 100000 };
+enum { ROOT = 1, SPACE, TOOL, FIRST };
 enum { SSH_FAILED = 255 }; /* as ssh says that it has not come through */
 
 /* ssh's shell gets all words with blanks between them. */
@@ -99,7 +99,7 @@ static int run_kubectl(const char *root, const char *space, int argc, char *cons
     gr_diag diag = {0};
     int code = 1;
     gr_status status = gr_exec_run(root, space, pod, container, argv + at, &code, &diag);
-    return status == GR_OK ? code : fail(&diag, 1);
+    return status == GR_OK ? code : fail(&diag, status == GR_E_INVALID ? GR_EXIT_INPUT : 1);
 }
 
 int gr_verb_pod(int argc, char *const *argv)

@@ -459,6 +459,26 @@ def test_two_versions_of_a_kind_end_with_a_sentence(gradus):
     assert "MPIJobs of one apiVersion" in done.stderr
 
 
+@pytest.mark.parametrize("more, sentence", [
+    ({"args": ["x" * 131072]}, "a word of the command of container pytorch has 131072 bytes"),
+    ({"args": ["x" * 100000] * 63}, "command and environment of container pytorch have 63"),
+    ({"env": [{"name": "LONG", "value": "x" * 131072}]}, "variable LONG of container pytorch")])
+def test_command_that_the_system_would_not_start_is_refused(gradus, more, sentence):
+    asked = job("PyTorchJob", {"Master": role("PyTorchJob", ["true"], container=more)})
+    assert sentence in run(gradus, asked, code=2).stderr
+
+
+def test_command_of_many_words_reaches_another_pod_whole_or_not_at_all(gradus):
+    script = """
+kubectl exec train-master-0 -- sh -c 'echo $# words' $(seq 5000)
+long=$(yes | head -c 120000 | tr -d '\\n')
+kubectl exec train-master-0 -- echo $long $long $long
+echo code $?"""
+    done = run(gradus, job("PyTorchJob", {"Master": role("PyTorchJob", ["sh", "-c", script])}))
+    assert lines(done.stdout, "train-master-0") == ["4999 words", "code 2"]
+    assert "the command for pod train-master-0 has 18" in done.stderr
+
+
 def test_missing_config_map_ends_with_a_sentence(gradus):
     asked = job("PyTorchJob", {"Master": role(
         "PyTorchJob", ["echo", "no"], container={"envFrom": [{"configMapRef": {"name": "gone"}}]})})

@@ -73,7 +73,22 @@ static ssize_t receive_all(int fd, char *text, int fds[3])
         return -1;
     }
     memcpy(fds, CMSG_DATA(header), 3 * sizeof(int));
-    return got;
+    return (message.msg_flags & MSG_TRUNC) == 0 ? got : -1;
+}
+
+/* NULL: there are none, or no memory. */
+static char **split(char *words, const char *end)
+{
+    size_t count = 0;
+    for (const char *at = words; at < end; at += strlen(at) + 1) {
+        count++;
+    }
+    char **argv = count > 0 ? calloc(count + 1, sizeof *argv) : NULL;
+    for (size_t i = 0; argv != NULL && i < count; i++) {
+        argv[i] = words;
+        words += strlen(words) + 1;
+    }
+    return argv;
 }
 
 bool gr_exec_receive(int fd, gr_exec_order *request_out)
@@ -89,15 +104,11 @@ bool gr_exec_receive(int fd, gr_exec_order *request_out)
     }
     r->text[size] = '\0';
     r->container = r->text;
-    size_t count = 0;
-    for (char *at = r->text + strlen(r->text) + 1; at < r->text + size && count < GR_EXEC_WORDS_MAX;
-         at += strlen(at) + 1) {
-        r->argv[count++] = at;
-    }
-    if (count == 0) {
+    r->argv = split(r->text + strlen(r->text) + 1, r->text + size);
+    if (r->argv == NULL) {
         gr_exec_order_fini(r);
     }
-    return count > 0;
+    return r->argv != NULL;
 }
 
 void gr_exec_order_fini(gr_exec_order *request)
@@ -108,7 +119,9 @@ void gr_exec_order_fini(gr_exec_order *request)
         }
         request->fds[i] = -1;
     }
+    free(request->argv);
     free(request->text);
+    request->argv = NULL;
     request->text = NULL;
 }
 
@@ -175,12 +188,18 @@ gr_status gr_exec_run(const char *root, const char *space, const char *pod, cons
     for (; *argv != NULL; argv++) {
         fwrite(*argv, 1, strlen(*argv) + 1, out);
     }
-    bool done = fclose(out) == 0 && size_bytes <= GR_EXEC_BYTES_MAX;
-    int fd = done ? connect_to(root, space, pod) : -1;
-    gr_status status = !done ? gr_fail(diag, GR_E_INVALID, "a command in a pod may have %d bytes",
-                                       GR_EXEC_BYTES_MAX)
-                       : fd < 0 ? gr_fail(diag, GR_E_NOT_FOUND, "pod %s does not run", pod)
-                                : GR_OK;
+    gr_status status =
+        fclose(out) != 0 ? gr_fail(diag, GR_E_NO_MEMORY, "no memory for a command")
+        : size_bytes > GR_EXEC_BYTES_MAX
+            ? gr_fail(diag, GR_E_INVALID,
+                      "the command for pod %s has %zu bytes, and may have %d; put it into a file "
+                      "that the pod mounts",
+                      pod, size_bytes, GR_EXEC_BYTES_MAX)
+            : GR_OK;
+    int fd = status == GR_OK ? connect_to(root, space, pod) : -1;
+    if (status == GR_OK && fd < 0) {
+        status = gr_fail(diag, GR_E_NOT_FOUND, "pod %s does not run", pod);
+    }
     if (status == GR_OK && (!send_all(fd, text, size_bytes) ||
                             recv(fd, code_out, sizeof *code_out, 0) != (ssize_t)sizeof *code_out)) {
         status = gr_fail(diag, GR_E_PEER_LOST, "pod %s ended while a command ran in it", pod);

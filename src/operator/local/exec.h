@@ -8,13 +8,13 @@
 #include <gradus/status.h>
 #include <stdbool.h>
 
-enum { GR_EXEC_BYTES_MAX = 128 * 1024, GR_EXEC_WORDS_MAX = 4096 };
+enum { GR_EXEC_BYTES_MAX = 128 * 1024 };
 
 /* One that was received. */
 typedef struct gr_exec_order {
     char *text;            /* on the heap; the words point into it */
     const char *container; /* "": the first */
-    char *argv[GR_EXEC_WORDS_MAX + 1];
+    char **argv;           /* on the heap */
     int fds[3];
 } gr_exec_order;
 
@@ -28,7 +28,8 @@ void gr_exec_order_fini(gr_exec_order *request);
 void gr_exec_answer(int fd, int code);
 
 /* Runs the command in a pod, for whose start it waits a while, and gives its exit code.
- * GR_E_NOT_FOUND: there is no such pod; GR_E_PEER_LOST: it ended meanwhile. */
+ * GR_E_INVALID: the command is too long; GR_E_NOT_FOUND: there is no such pod; GR_E_PEER_LOST: it
+ * ended meanwhile. */
 gr_status gr_exec_run(const char *root, const char *space, const char *pod, const char *container,
                       char *const *argv, int *code_out, gr_diag *diag) GR_MUST_CHECK;
 

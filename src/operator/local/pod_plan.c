@@ -8,6 +8,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { VARIABLES_MAX = 4096, GRACE_S = 30, PORTS_MAX = 256 };
 
@@ -362,6 +363,34 @@ static gr_status fill_argv(const pod_planner *p, const json_t *container, gr_con
     return GR_OK;
 }
 
+/* What the kernel takes of a program's words and environment (execve(2)): each, and all. */
+static gr_status check_sizes(const pod_planner *p, const gr_container *c)
+{
+    enum { ONE_MAX = 128 * 1024, ALL_MAX = 6 << 20 };
+    long all_max = sysconf(_SC_ARG_MAX);
+    size_t most = all_max > 0 && all_max < ALL_MAX ? (size_t)all_max : ALL_MAX, sum = 0;
+    char *const *const lists[] = {c->argv, c->environment};
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+        for (char *const *one = lists[i]; *one != NULL; one++) {
+            size_t size_bytes = strlen(*one) + 1;
+            sum += size_bytes + sizeof *one;
+            if (size_bytes > ONE_MAX) {
+                int shown = i == 0 ? 0 : (int)strcspn(*one, "=");
+                return gr_fail(p->diag, GR_E_INVALID,
+                               "pod %s: %s%.*s of container %s has %zu bytes; the system starts "
+                               "programs with at most %d: put it into a file of a ConfigMap",
+                               p->plan->name, i == 0 ? "a word of the command" : "variable ", shown,
+                               *one, c->name, size_bytes - 1, ONE_MAX - 1);
+            }
+        }
+    }
+    return sum <= most ? GR_OK
+                       : gr_fail(p->diag, GR_E_INVALID,
+                                 "pod %s: command and environment of container %s have %zu bytes "
+                                 "together; the system starts programs with at most %zu",
+                                 p->plan->name, c->name, sum, most);
+}
+
 static const char *base_name(const char *path)
 {
     const char *slash = strrchr(path, '/');
@@ -400,6 +429,9 @@ static gr_status plan_container(const pod_planner *p, const json_t *container, b
     if (status == GR_OK) {
         c->environment = variables.entries;
         status = fill_argv(p, container, c);
+    }
+    if (status == GR_OK) {
+        status = check_sizes(p, c);
     }
     if (status == GR_OK) {
         recognise(p, c);
