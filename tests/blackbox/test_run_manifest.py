@@ -11,7 +11,7 @@ import tempfile
 
 import pytest
 
-from conftest import TIMEOUT_S, read_lines, wait_until
+from conftest import TIMEOUT_S, finish, read_lines, wait_until
 
 V1, V2 = "kubeflow.org/v1", "kubeflow.org/v2beta1"
 SPECS = {"PyTorchJob": ("pytorchReplicaSpecs", "pytorch"),
@@ -72,7 +72,7 @@ if e["RANK"] == "0":
 
 
 TF_PROGRAM = """
-import json, os, socket, time
+import json, os, signal, socket
 config = json.loads(os.environ["TF_CONFIG"])
 role, index = config["task"]["type"], config["task"]["index"]
 name, port = config["cluster"][role][index].split(":")
@@ -84,31 +84,44 @@ if six:
     server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
 server.bind(("::" if six else "0.0.0.0", int(port)))
 server.listen()
+print("listening", flush=True)
+os.read(os.open("all-listen", os.O_RDONLY), 1)
 hosts = [host for role in sorted(config["cluster"]) for host in config["cluster"][role]]
 for other in hosts:
     name, port = other.split(":")
-    while True:
-        try:
-            socket.create_connection((name, int(port))).sendall(other.encode())
-            break
-        except OSError:
-            time.sleep(0.01)
+    socket.create_connection((name, int(port))).sendall(other.encode())
 me = config["cluster"][role][index]
 for _ in hosts:
     assert server.accept()[0].recv(100).decode() == me
 print(role, index, "of", len(hosts), flush=True)
 if role == "ps":
-    time.sleep(1000)
+    signal.pause()
 """
 
 
+def run_tf_job(gradus, *command, **more):
+    """Its tasks connect to each other when all of them listen."""
+    program = python(TF_PROGRAM)
+    asked = job("TFJob", {"PS": role("TFJob", program), "Worker": role("TFJob", program, 2)})
+    (gradus.folder / "job.json").write_text(json.dumps(asked))
+    os.mkfifo(gradus.folder / "all-listen")
+    gate = os.open(gradus.folder / "all-listen", os.O_RDWR)
+    process = gradus.start(*command, **more)
+    for _ in range(3):
+        wait_for_line(process, "] listening")
+    os.write(gate, b"xxx")
+    out, err = finish(process)
+    os.close(gate)
+    assert not gradus.remains()
+    return out, err
+
+
 def test_tf_job_servers_on_all_addresses_are_reached_at_their_own(gradus):
-    done = run(gradus, job("TFJob", {"PS": role("TFJob", python(TF_PROGRAM)),
-                                     "Worker": role("TFJob", python(TF_PROGRAM), 2)}))
-    assert lines(done.stdout, "train-ps-0") == ["ps 0 of 3"]
-    assert [lines(done.stdout, f"train-worker-{i}") for i in range(2)] == [
+    out, err = run_tf_job(gradus, "run", "-f", "job.json")
+    assert lines(out, "train-ps-0") == ["ps 0 of 3"]
+    assert [lines(out, f"train-worker-{i}") for i in range(2)] == [
         [f"worker {i} of 3"] for i in range(2)]
-    assert "TFJobSucceeded" in done.stderr
+    assert "TFJobSucceeded" in err
 
 
 def test_without_namespaces_pods_find_each_other_by_address(gradus):
@@ -117,15 +130,10 @@ def test_without_namespaces_pods_find_each_other_by_address(gradus):
     command = ["unshare", "-U", "-r", "sh", "-c"]
     if subprocess.run([*command, script + "true"], capture_output=True).returncode:
         pytest.skip("what would not permit namespaces cannot be made here")
-    program = python(TF_PROGRAM)
-    asked = job("TFJob", {"PS": role("TFJob", program), "Worker": role("TFJob", program, 2)})
-    (gradus.folder / "job.json").write_text(json.dumps(asked))
-    done = subprocess.run([*command, script + gradus.program + " run -f job.json"],
-                          env=gradus.environment(), cwd=gradus.folder, capture_output=True,
-                          text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert lines(done.stdout, "train-worker-1") == ["worker 1 of 3"]
-    assert "permits no namespaces" in done.stderr
+    out, err = run_tf_job(gradus, *command[1:], script + gradus.program + " run -f job.json",
+                          program=command[0])
+    assert lines(out, "train-worker-1") == ["worker 1 of 3"]
+    assert err.count("permits no namespaces") == 1
 
 
 def test_volume_over_the_folder_of_the_run_hides_nothing(gradus):
