@@ -60,7 +60,7 @@ typedef struct local_cluster {
     int64_t began_s, over_us;                     /* over_us: when all jobs had ended; 0: not yet */
     bool is_changed;                              /* the store, since the controller has looked */
     bool is_stale;                                /* a ConfigMap or a Secret has changed */
-    bool is_pumping, is_stopping, has_told_end, has_told_rooms, has_told_images;
+    bool is_pumping, is_stopping, has_told_title;
 } local_cluster;
 
 static void pump(local_cluster *c);
@@ -100,8 +100,8 @@ static void tell_event(void *pods_arg, const char *type, const char *reason, con
 {
     local_cluster *c = pods_arg;
     char line[GR_EVENT_BYTES + 800], age[32], object[400];
-    if (!c->has_told_rooms) {
-        c->has_told_rooms = true;
+    if (!c->has_told_title) {
+        c->has_told_title = true;
         say(c, "AGE   TYPE      REASON                    OBJECT                        MESSAGE\n");
     }
     snprintf(age, sizeof age, "%llds", (long long)(wall_s() - c->began_s));
@@ -241,10 +241,6 @@ static void tell_ways(local_cluster *c, const json_t *pod)
     char sentence[600];
     const json_t *container = json_array_get(gr_object_at(pod, "spec.containers"), 0);
     const char *image = gr_object_text(container, "image");
-    if (c->has_told_images) {
-        return;
-    }
-    c->has_told_images = true;
     snprintf(sentence, sizeof sentence,
              "containers are processes of this host: images (%.200s), limits and security contexts "
              "are not used",
@@ -255,7 +251,9 @@ static void tell_ways(local_cluster *c, const json_t *pod)
 static void start_pod(local_cluster *c, const json_t *pod)
 {
     gr_local_pod *started = NULL;
-    tell_ways(c, pod);
+    if (c->shared.started == 0) {
+        tell_ways(c, pod);
+    }
     gr_status status =
         c->pod_count < PODS_MAX
             ? gr_local_pod_start(&c->shared, pod, &started, c->diag)
@@ -396,7 +394,6 @@ static bool is_finishing(const local_cluster *c)
 static void end_pods(local_cluster *c, bool at_once)
 {
     keep_report(c);
-    c->has_told_end = true;
     for (size_t i = 0; i < c->pod_count; i++) {
         gr_local_pod_end(c->pods[i], at_once ? 0 : gr_local_pod_grace_s(c->pods[i]));
     }
@@ -464,7 +461,7 @@ static void pump(local_cluster *c)
     if (!c->is_stopping) {
         work(c);
     }
-    if (c->is_stopping && !c->has_told_end) {
+    if (c->is_stopping && c->report->pods == NULL) {
         end_pods(c, false);
     }
     bury_pods(c);

@@ -27,7 +27,6 @@ enum { ARENA_BYTES_MAX = 16 << 20, READ_BYTES = 64 * 1024, NAME_SHOWN_BYTES = 36
 typedef struct pod_stream {
     gr_local_pod *pod;
     int number, fd; /* -1: read to its end */
-    bool is_polled;
     const gr_container *container;
     gr_lines lines;
     uv_poll_t poll;
@@ -41,13 +40,12 @@ struct gr_local_pod {
     json_t *object; /* as it was when it started */
     const char *uid, *folder, *shade;
     char address[GR_ADDRESS_OF_POD_BYTES], began[32];
-    pid_t pid;
+    pid_t pid; /* 0: its processes have ended; what they wrote may still be read */
     int control_fd;
     uv_poll_t control;
     pod_stream *streams;
     size_t stream_count;
-    int handles;    /* of the loop, that are not closed yet */
-    bool has_ended; /* its processes have; what they wrote may still be read */
+    int handles; /* of the loop, that are not closed yet */
 };
 
 /* ---- Output ---------------------------------------------------------------------------------- */
@@ -151,7 +149,6 @@ static void hear_stream(uv_poll_t *handle, int status, int events)
     pod_stream *stream = handle->data;
     if (!has_room(stream)) { /* until gr_local_pod_go_on */
         uv_poll_stop(handle);
-        stream->is_polled = false;
         return;
     }
     ssize_t got = read_stream(stream);
@@ -165,8 +162,8 @@ void gr_local_pod_go_on(gr_local_pod *pod)
 {
     for (size_t i = 0; i < pod->stream_count; i++) {
         pod_stream *stream = &pod->streams[i];
-        if (stream->fd >= 0 && !stream->is_polled) {
-            stream->is_polled = uv_poll_start(&stream->poll, UV_READABLE, hear_stream) == 0;
+        if (stream->fd >= 0 && !uv_is_active((uv_handle_t *)&stream->poll)) {
+            (void)uv_poll_start(&stream->poll, UV_READABLE, hear_stream);
         }
     }
 }
@@ -184,7 +181,7 @@ static void write_status(gr_local_pod *pod)
 /* When all of its processes have ended and all that they have written is read. */
 static void tell_end(gr_local_pod *pod)
 {
-    bool is_read = pod->has_ended;
+    bool is_read = pod->pid == 0;
     for (size_t i = 0; i < pod->stream_count; i++) {
         is_read &= pod->streams[i].fd < 0;
     }
@@ -215,7 +212,6 @@ static void end_pod(gr_local_pod *pod)
     while (waitpid(pod->pid, NULL, 0) < 0 && errno == EINTR) {
     }
     pod->pid = 0;
-    pod->has_ended = true;
     if (!pod->view.is_over) {
         note_killed(pod);
     }
@@ -414,7 +410,6 @@ static gr_status open_streams(gr_local_pod *pod, int *output_fds, gr_diag *diag)
         *stream = (pod_stream){.pod = pod,
                                .number = (int)(i % 2),
                                .fd = ends[0],
-                               .is_polled = true,
                                .container = &pod->plan.containers[i / 2]};
         output_fds[i] = ends[1];
         gr_lines_init(&stream->lines, write_prefix, stream, put_line, stream);

@@ -65,9 +65,9 @@ typedef struct pod_process {
     size_t count;
     pod_command commands[COMMANDS_MAX];
     int signal_fd, listen_fd;
-    int ports_fd;               /* -1: none */
-    bool is_ending, has_failed; /* one of init has failed for good */
-    int64_t end_us;             /* is_ending: then all is killed */
+    int ports_fd; /* -1: none */
+    bool is_ending;
+    int64_t end_us; /* is_ending: then all is killed */
 } pod_process;
 
 static int64_t now_us(void)
@@ -172,7 +172,6 @@ static void end_container(pod_process *p, pod_container *c, int code)
     c->code = code;
     if (!is_restarted(p, c, code)) {
         c->state = POD_HAS_ENDED;
-        p->has_failed |= c->plan->is_init && !c->plan->is_sidecar && code != 0;
         return;
     }
     int doublings = c->restarts - 1 < PAUSE_DOUBLINGS ? c->restarts - 1 : PAUSE_DOUBLINGS;
@@ -204,13 +203,24 @@ static bool is_known(const pod_process *p, const char *name)
     return found;
 }
 
-/* Starts what is due. */
-/* True: something has begun or ended, which may let others begin. */
+/* Has a container of init failed for good? */
+static bool has_failed_init(const pod_process *p)
+{
+    bool failed = false;
+    for (size_t i = 0; i < p->count; i++) {
+        const pod_container *c = &p->containers[i];
+        failed |=
+            c->plan->is_init && !c->plan->is_sidecar && c->state == POD_HAS_ENDED && c->code != 0;
+    }
+    return failed;
+}
+
+/* Starts what is due. True: something has begun or ended, which may let others begin. */
 static bool advance(pod_process *p, const char *home)
 {
     bool has_moved = false;
     int64_t now = now_us();
-    for (size_t i = 0; i < p->count && !p->is_ending && !p->has_failed; i++) {
+    for (size_t i = 0; i < p->count && !p->is_ending && !has_failed_init(p); i++) {
         pod_container *c = &p->containers[i];
         if (c->state == POD_WAITING && c->due_us <= now) {
             start_container(p, c, home);
@@ -260,13 +270,11 @@ static void reap(pod_process *p)
 /* Have those that count ended for good? */
 static bool is_over(const pod_process *p)
 {
-    bool all = true;
+    bool all = true, starts_none = p->is_ending || has_failed_init(p);
     for (size_t i = 0; i < p->count; i++) {
         const pod_container *c = &p->containers[i];
         bool is_counted = p->is_ending || !c->plan->is_sidecar;
-        all &= !is_counted || c->state == POD_HAS_ENDED ||
-               (p->is_ending && c->state == POD_WAITING) ||
-               (p->has_failed && c->state == POD_WAITING);
+        all &= !is_counted || c->state == POD_HAS_ENDED || (starts_none && c->state == POD_WAITING);
     }
     return all;
 }
@@ -298,7 +306,7 @@ static void begin_end(pod_process *p, int64_t grace_s)
 
 static bool has_failed(const pod_process *p)
 {
-    bool failed = p->has_failed;
+    bool failed = has_failed_init(p);
     for (size_t i = 0; i < p->count; i++) {
         const pod_container *c = &p->containers[i];
         failed |= !c->plan->is_init && (c->state != POD_HAS_ENDED || c->code != 0);

@@ -22,7 +22,6 @@ void gr_pod_view_hear(gr_pod_view *view, const gr_pod_message *message, const ch
     switch (message->word) {
     case GR_POD_BEGUN:
         c->state = RUNS;
-        c->is_paused = false;
         snprintf(c->began, sizeof c->began, "%s", now);
         break;
     case GR_POD_REFUSED:
@@ -39,7 +38,6 @@ void gr_pod_view_hear(gr_pod_view *view, const gr_pod_message *message, const ch
     case GR_POD_AGAIN:
         c->restarts++;
         c->state = WAITS;
-        c->is_paused = true;
         break;
     default:
         break;
@@ -66,9 +64,9 @@ static json_t *state_of(const gr_container_view *c, bool is_init)
         return json_pack("{s:o}", "terminated", terminated(c));
     }
     return json_pack("{s:{s:s}}", "waiting", "reason",
-                     c->is_paused ? "CrashLoopBackOff"
-                     : is_init    ? "PodInitializing"
-                                  : "ContainerCreating");
+                     c->restarts > 0 ? "CrashLoopBackOff"
+                     : is_init       ? "PodInitializing"
+                                     : "ContainerCreating");
 }
 
 static json_t *container_status(const gr_pod_view *view, size_t i)

@@ -10,7 +10,7 @@
 typedef struct gr_container_view {
     int state; /* 0: waits, 1: runs, 2: has ended */
     int code, restarts;
-    bool is_refused, is_paused;
+    bool is_refused;
     char began[32], ended[32];
     char text[GR_POD_TEXT_BYTES];
 } gr_container_view;
