@@ -166,6 +166,9 @@ def _borrow_tensor(tensor: Any, what: str) -> Buffer:
     if not tensor.is_contiguous():
         raise InvalidError(f"{what} is not contiguous (strides {tuple(tensor.stride())}); use "
                            f"{what}.contiguous()")
+    if tensor.is_conj() or tensor.is_neg():
+        raise InvalidError(f"{what} is a conjugated or negated view, whose memory has other values;"
+                           f" use {what}.resolve_conj().resolve_neg()")
     return Buffer(tensor.data_ptr(), tensor.numel(), dtype_of(tensor.dtype), tensor)
 
 

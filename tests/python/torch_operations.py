@@ -34,7 +34,8 @@ def of(rank, kind, *shape):
     count = 1
     for extent in shape:
         count *= extent
-    return ((torch.arange(count) + rank) % 3).reshape(shape).to(kind)
+    made = ((torch.arange(count) + rank) % 3).reshape(shape).to(kind)
+    return made * (1 + 1j) if kind.is_complex else made
 
 
 def wide(tensor):
@@ -65,13 +66,22 @@ def reduced(parts, op=Op.SUM):
     return every.sum(0).to(kind) if op == Op.SUM else every.sum(0).to(kind) / n
 
 
-def laid_out(tensor, apart):
-    """The same elements, with gaps between if `apart`."""
-    if not apart:
+def laid_out(tensor, form):
+    """The same elements: one behind the other, with gaps between, or in memory that has them
+    conjugated or negated."""
+    if form == "dense":
         return tensor.clone()
-    gaps = torch.zeros(tensor.shape + (2,), dtype=tensor.dtype)
-    gaps[..., 0] = tensor
-    return gaps[..., 0]
+    if form == "apart":
+        gaps = torch.zeros(tensor.shape + (2,), dtype=tensor.dtype)
+        gaps[..., 0] = tensor
+        return gaps[..., 0]
+    if tensor.dtype.is_complex:
+        lazy = tensor.conj().resolve_conj().conj()
+        assert lazy.is_conj()
+    else:
+        lazy = torch.complex(torch.zeros_like(tensor), -tensor).conj().imag
+        assert lazy.is_neg()
+    return lazy
 
 
 def do(later, call, *arguments, **more):
@@ -83,7 +93,7 @@ def do(later, call, *arguments, **more):
     assert work.is_completed()
 
 
-def check_reductions(kind, apart, later, mine):
+def check_reductions(kind, form, later, mine):
     every = [of(rank, kind, 2, 3) for rank in range(n)]
     for op, kinds in REDUCTIONS:
         if kind in kinds:
@@ -95,16 +105,16 @@ def check_reductions(kind, apart, later, mine):
     if me == root:
         same(x, reduced(every))
     blocks = [[of(rank + 5 * block, kind, 3) for block in range(n)] for rank in range(n)]
-    out = laid_out(torch.zeros(3, dtype=kind), apart)
-    do(later, dist.reduce_scatter, out, [laid_out(block, apart) for block in blocks[me]])
+    out = laid_out(torch.zeros(3, dtype=kind), form)
+    do(later, dist.reduce_scatter, out, [laid_out(block, form) for block in blocks[me]])
     same(out, reduced([blocks[rank][me] for rank in range(n)]))
-    out = laid_out(torch.zeros(3, dtype=kind), apart)
+    out = laid_out(torch.zeros(3, dtype=kind), form)
     do(later, scatter_single, out, laid_out(torch.cat([wide(one) for one in blocks[me]]).to(kind),
-                                            apart))
+                                            form))
     same(out, reduced([blocks[rank][me] for rank in range(n)]))
 
 
-def check_moves(kind, apart, later, mine, empty):
+def check_moves(kind, form, later, mine, empty):
     every = [of(rank, kind, 2, 3) for rank in range(n)]
     x = mine(2, 3)
     do(later, dist.broadcast, x, root)
@@ -122,7 +132,7 @@ def check_moves(kind, apart, later, mine, empty):
     for rank in range(n if me == root else 0):
         same(out[rank], every[rank])
     out = empty(2, 3)
-    do(later, dist.scatter, out, [laid_out(one, apart) for one in every] if me == root else None,
+    do(later, dist.scatter, out, [laid_out(one, form) for one in every] if me == root else None,
        root)
     same(out, every[me])
     out = empty(2 * n, 3)
@@ -136,17 +146,17 @@ def check_moves(kind, apart, later, mine, empty):
     for rank in range(n):
         same(out[me * rank:me * rank + me], of(rank, kind, sum(gives), 3)[first:first + me])
     out = [empty(me + 1) for _ in range(n)]
-    do(later, dist.all_to_all, out, [laid_out(of(me, kind, rank + 1), apart) for rank in range(n)])
+    do(later, dist.all_to_all, out, [laid_out(of(me, kind, rank + 1), form) for rank in range(n)])
     for rank in range(n):
         same(out[rank], of(rank, kind, me + 1))
-    check_messages(every, apart, empty)
+    check_messages(every, form, empty)
 
 
-def check_messages(every, apart, empty):
+def check_messages(every, form, empty):
     out = empty(2, 3)
     if n > 1 and me == 0:
-        dist.send(laid_out(every[0], apart), 1, tag=5)
-        dist.isend(laid_out(every[0], apart), 1, tag=6).wait()
+        dist.send(laid_out(every[0], form), 1, tag=5)
+        dist.isend(laid_out(every[0], form), 1, tag=6).wait()
     elif me == 1:
         assert dist.recv(out, 0, tag=6) == 0
         same(out, every[0])
@@ -156,7 +166,7 @@ def check_messages(every, apart, empty):
     if n > 1:
         out = empty(2, 3)
         works = dist.batch_isend_irecv([
-            dist.P2POp(dist.isend, laid_out(every[me], apart), (me + 1) % n),
+            dist.P2POp(dist.isend, laid_out(every[me], form), (me + 1) % n),
             dist.P2POp(dist.irecv, out, (me - 1) % n)])
         for work in works:
             work.wait()
@@ -270,16 +280,17 @@ def check_functional():
     same(torch.cat([one + 0 for one in two]), torch.tensor([float(n)] + [n * (n - 1) / 2] * 2))
 
 
+LAZY = [torch.float32, torch.float64, torch.complex64, torch.complex128]
 for one in ALL:
-    for gaps in (False, True):
+    for layout in ("dense", "apart", "lazy") if one in LAZY else ("dense", "apart"):
         for waits_later in (False, True):
-            def given(*shape, kind=one, apart=gaps):
-                return laid_out(of(me, kind, *shape), apart)
+            def given(*shape, kind=one, form=layout):
+                return laid_out(of(me, kind, *shape), form)
 
-            def room(*shape, kind=one, apart=gaps):
-                return laid_out(torch.zeros(shape, dtype=kind), apart)
-            check_reductions(one, gaps, waits_later, given)
-            check_moves(one, gaps, waits_later, given, room)
+            def room(*shape, kind=one, form=layout):
+                return laid_out(torch.zeros(shape, dtype=kind), form)
+            check_reductions(one, layout, waits_later, given)
+            check_moves(one, layout, waits_later, given, room)
 check_coalesced()
 check_works()
 check_objects()

@@ -118,12 +118,13 @@ class Work(_WorkBase):
 
 
 def _dense(tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-    """The tensors, copied where their elements do not stand one behind the other."""
+    """The tensors, copied where their memory is not their elements, one behind the other: of a
+    conjugated or negated one it has other values."""
     for tensor in tensors:
         if tensor.layout != torch.strided:
             raise InvalidError(f"a tensor has the layout {tensor.layout}; only dense ones are "
                                "supported: use tensor.to_dense()")
-    return [tensor.detach().contiguous() for tensor in tensors]
+    return [tensor.detach().resolve_conj().resolve_neg().contiguous() for tensor in tensors]
 
 
 def _put_back(dense: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]):
