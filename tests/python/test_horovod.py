@@ -9,6 +9,7 @@ if importlib.util.find_spec("torch") is None:
 
 PROGRAM = '''
 import itertools
+import math
 import os
 import random
 import signal
@@ -192,6 +193,10 @@ def gradients(process_set, ranks):
           every[first:first + me + 1])
     close("of broadcast", gradient(lambda x: hvd.broadcast(x, ranks[0], **words), w, 4, 2),
           both / many * (me == ranks[0]))
+    same("of broadcast that is not finite",
+         gradient(lambda x: hvd.broadcast(x, ranks[-1], **words),
+                  lambda rank, shape: torch.full(shape, math.inf, dtype=torch.float64), 4, 2),
+         torch.full((4, 2), math.inf if me == ranks[-1] else 0.0, dtype=torch.float64))
     splits = [r + 1 for r in range(many)]
     came = [w(r, (many * (i + 1), 2))[mine * (i + 1):(mine + 1) * (i + 1)]
             for i, r in enumerate(ranks)]

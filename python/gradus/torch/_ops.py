@@ -441,7 +441,7 @@ class _Broadcast(torch.autograd.Function):
         total, = _reduce([gradient], None, _name_of("allreduce", None, process_set), Average, 1.0,
                          1.0, process_set, False, False)
         if world.comm().rank != root_rank:
-            total = total * 0
+            total = torch.zeros_like(total)  # 0 times what is not finite would not be 0
         return total, None, None, None
 
 
