@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import Work as _WorkBase
 from .._communicator import ANY_SOURCE, Communicator, Message
 from .._future import Future
 from ..errors import Error, InvalidError, TimeoutError
+from . import _tensors
 
 __all__ = ["ProcessGroup", "Work"]
 
@@ -59,8 +60,7 @@ class Work(_WorkBase):
         with self._lock:
             finish, self._finish = self._finish, None
             if finish is not None:
-                with torch.no_grad():
-                    finish()
+                finish()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         seconds = timeout.total_seconds() if timeout.total_seconds() > 0 else None
@@ -118,20 +118,13 @@ class Work(_WorkBase):
 
 
 def _dense(tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-    """The tensors, copied where their memory is not their elements, one behind the other: of a
-    conjugated or negated one it has other values."""
-    for tensor in tensors:
-        if tensor.layout != torch.strided:
-            raise InvalidError(f"a tensor has the layout {tensor.layout}; only dense ones are "
-                               "supported: use tensor.to_dense()")
-    return [tensor.detach().resolve_conj().resolve_neg().contiguous() for tensor in tensors]
+    return [_tensors.dense(tensor) for tensor in tensors]
 
 
-def _put_back(dense: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]):
+def _put_back(memory: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]):
     """What copies results back, None where nothing was copied."""
-    pairs = [(to, source) for to, source in zip(tensors, dense)
-             if to.data_ptr() != source.data_ptr()]
-    return (lambda: [to.copy_(source) for to, source in pairs]) if pairs else None
+    pairs = _tensors.copied(tensors, memory)
+    return (lambda: _tensors.put_back(pairs)) if pairs else None
 
 
 def _joined(tensors: Sequence[torch.Tensor], fill: bool) -> torch.Tensor:
@@ -143,10 +136,9 @@ def _joined(tensors: Sequence[torch.Tensor], fill: bool) -> torch.Tensor:
 
 def _spread(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
     def spread() -> None:
-        at = 0
-        for tensor in tensors:
-            tensor.copy_(flat[at:at + tensor.numel()].view(tensor.shape))
-            at += tensor.numel()
+        parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+        _tensors.put_back([(tensor, part.view(tensor.shape))
+                           for tensor, part in zip(tensors, parts)])
     return spread
 
 
@@ -223,25 +215,25 @@ class ProcessGroup(dist.ProcessGroup):
 
     def broadcast(self, tensors, opts=None):
         root = 0 if opts is None else opts.rootRank
-        dense = _dense(tensors)
-        futures = [self.communicator.broadcast_start(tensor, root) for tensor in dense]
-        return self._work(futures, tensors, _put_back(dense, tensors))
+        memory = _dense(tensors)
+        futures = [self.communicator.broadcast_start(tensor, root) for tensor in memory]
+        return self._work(futures, tensors, _put_back(memory, tensors))
 
     def allreduce(self, tensors, opts=None):
         op = "sum" if opts is None else _op_name(opts.reduceOp)
-        dense = _dense(tensors)
-        futures = [self.communicator.allreduce_start(tensor, op=op) for tensor in dense]
-        return self._work(futures, tensors, _put_back(dense, tensors))
+        memory = _dense(tensors)
+        futures = [self.communicator.allreduce_start(tensor, op=op) for tensor in memory]
+        return self._work(futures, tensors, _put_back(memory, tensors))
 
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors, opts):
-        dense = _dense(tensors)
+        memory = _dense(tensors)
         op = _op_name(opts.reduceOp)
         futures = [self.communicator.reduce_start(tensor, None, opts.rootRank, op)
-                   for tensor in dense]
+                   for tensor in memory]
         mine = opts.rootRank == self.communicator.rank
-        return self._work(futures, tensors, _put_back(dense, tensors) if mine else None)
+        return self._work(futures, tensors, _put_back(memory, tensors) if mine else None)
 
     def allgather(self, outputs, inputs, opts=None):
         out, data = _one(outputs), _dense([_one(inputs)])[0]
@@ -333,9 +325,9 @@ class ProcessGroup(dist.ProcessGroup):
         return self._work([future], tensors)
 
     def recv(self, tensors, source, tag=0):
-        dense = _dense([_one(tensors)])
-        future = self.communicator.recv_start(dense[0], source, tag)
-        return self._work([future], tensors, _put_back(dense, tensors))
+        memory = _dense([_one(tensors)])
+        future = self.communicator.recv_start(memory[0], source, tag)
+        return self._work([future], tensors, _put_back(memory, tensors))
 
     def recv_anysource(self, tensors, tag=0):
         return self.recv(tensors, ANY_SOURCE, tag)

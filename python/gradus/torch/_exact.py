@@ -13,6 +13,7 @@ import torch
 from .._communicator import Communicator
 from .._library import lib
 from ..errors import InvalidError
+from . import _tensors
 from ._c10d import job_communicator
 
 __all__ = ["ExactOptimizer"]
@@ -192,13 +193,11 @@ class ExactOptimizer(torch.optim.Optimizer):
                                    "all workers", operation="ExactOptimizer")
 
     def _broadcast_weights(self, root: int) -> None:
-        with torch.no_grad():
-            for group in self.param_groups:
-                for param in group["params"]:
-                    data = param.detach().contiguous()
-                    self._communicator.broadcast(data, root, name="weights")
-                    if data.data_ptr() != param.data_ptr():
-                        param.copy_(data)
+        params = [param for group in self.param_groups for param in group["params"]]
+        memory = [_tensors.dense(param) for param in params]
+        for one in memory:
+            self._communicator.broadcast(one, root, name="weights")
+        _tensors.put_back(_tensors.copied(params, memory))
 
     def _allocate(self) -> None:
         comm = self._communicator

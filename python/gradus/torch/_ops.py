@@ -8,6 +8,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 import torch
 
 from ..errors import InvalidError
+from . import _tensors
 from ._compression import Compression
 from ._engine import Request, Signature
 from ._engine import handles as _handles
@@ -68,12 +69,9 @@ def _name_of(kind: str, name: Optional[str], process_set: ProcessSet) -> str:
 
 
 def _dense(tensor: torch.Tensor, kind: str) -> torch.Tensor:
-    """Its elements, one behind the other; the tensor's own memory where they stand so."""
+    """Its memory, if this can be an operand."""
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"{kind} of a {type(tensor).__name__}; pass a tensor")
-    if tensor.layout != torch.strided:
-        raise ValueError(f"{kind} of a tensor with the layout {tensor.layout}; only dense ones are "
-                         "supported: use tensor.to_dense(), or sparse_allreduce_async")
     if tensor.device.type != "cpu":
         raise ValueError(f"{kind} of a tensor on {tensor.device}; only memory of the host is "
                          "supported: use tensor.cpu()")
@@ -82,10 +80,7 @@ def _dense(tensor: torch.Tensor, kind: str) -> torch.Tensor:
     except InvalidError:
         raise ValueError(f"{kind} of a tensor of {tensor.dtype}, which Gradus does not have; use "
                          "tensor.float() say") from None
-    tensor = tensor.detach() if tensor.requires_grad else tensor
-    if tensor.is_conj() or tensor.is_neg():  # its memory has other values
-        tensor = tensor.resolve_conj().resolve_neg()
-    return tensor if tensor.is_contiguous() else tensor.contiguous()
+    return _tensors.dense(tensor, kind, "tensor.to_dense(), or sparse_allreduce_async")
 
 
 def _parts(tensors: Sequence[torch.Tensor]) -> Tuple:
@@ -132,13 +127,6 @@ def forget(handle: Any) -> None:
         _handles.pop(one, None)
 
 
-def _put_back(pairs: Sequence[Tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Results go from dense copies into tensors, which may be of inference mode."""
-    with torch.inference_mode():
-        for target, dense in pairs:
-            target.detach().copy_(dense)
-
-
 def _wants_gradient(tensors: Sequence[torch.Tensor]) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
@@ -155,8 +143,7 @@ def _reduce(tensors: Sequence[torch.Tensor], targets: Optional[Sequence[torch.Te
         put_back: List[Tuple[torch.Tensor, torch.Tensor]] = []
     else:
         results, outputs = list(targets), dense  # in place, or in a copy of what has gaps
-        put_back = [(target, one) for target, one in zip(results, dense)
-                    if target.data_ptr() != one.data_ptr()]
+        put_back = _tensors.copied(results, dense)
     # The library takes 0 for "not scaled".
     zero = prescale == 0 or postscale == 0
     if zero:
@@ -169,7 +156,7 @@ def _reduce(tensors: Sequence[torch.Tensor], targets: Optional[Sequence[torch.Te
             with torch.inference_mode():  # they may be of that mode
                 for output in outputs if zero else ():
                     output.zero_()
-            _put_back(put_back)
+            _tensors.put_back(put_back)
             return value
     request = Request(name, Signature("allreduce", op.op, -1, prescale, postscale, _parts(dense)),
                       dense, outputs, result, isinstance(name, _Made))
@@ -415,9 +402,10 @@ def _send(tensor: torch.Tensor, root_rank: int, name: Optional[str], process_set
     dense = _dense(tensor, "broadcast")
     if in_place:
         output, result = dense, tensor
-        if dense.data_ptr() != tensor.data_ptr():
+        put_back = _tensors.copied([tensor], [dense])
+        if put_back:
             def result():
-                _put_back([(tensor, dense)])
+                _tensors.put_back(put_back)
                 return tensor
     else:
         output = result = dense.clone() if engine.rank == root else torch.empty_like(dense)

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors as the library reads and writes them: memory of elements, one behind the other."""
+from typing import List, Sequence, Tuple
+
+import torch
+
+from ..errors import InvalidError
+
+
+def dense(tensor: torch.Tensor, operation: str = "", remedy: str = "tensor.to_dense()"
+          ) -> torch.Tensor:
+    """Its elements, one behind the other: the tensor's own memory where they stand so, else a
+    copy."""
+    if tensor.layout != torch.strided:
+        raise InvalidError(f"a tensor has the layout {tensor.layout}; only dense ones are "
+                           f"supported: use {remedy}", operation=operation)
+    tensor = tensor.detach() if tensor.requires_grad else tensor
+    if tensor.is_conj() or tensor.is_neg():  # its memory has other values
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def copied(tensors: Sequence[torch.Tensor],
+           memory: Sequence[torch.Tensor]) -> List[Tuple[torch.Tensor, torch.Tensor]]:
+    """Which of the tensors dense() has copied: what put_back takes."""
+    return [(tensor, one) for tensor, one in zip(tensors, memory)
+            if tensor.data_ptr() != one.data_ptr()]
+
+
+def put_back(pairs: Sequence[Tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Results go from copies into tensors, which may be of inference mode."""
+    with torch.inference_mode():
+        for tensor, one in pairs:
+            tensor.detach().copy_(one)
