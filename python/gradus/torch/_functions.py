@@ -47,10 +47,8 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     state, kinds = broadcast_object(sent, root_rank, "optimizer_state", process_set)
     if rank() != root_rank:
         tensors = [torch.empty(shape, dtype=dtype) for dtype, shape in kinds]
-    handles = [broadcast_async_(tensor, root_rank, f"optimizer_state.{index}", process_set)
-               for index, tensor in enumerate(tensors)]
-    for handle in handles:
-        synchronize(handle)
+    broadcast_parameters([(f"optimizer_state.{index}", tensor)
+                          for index, tensor in enumerate(tensors)], root_rank, process_set)
     if rank() != root_rank:
         optimizer.load_state_dict(_put_together(state, tensors))
     for group in optimizer.param_groups:  # as Horovod leaves them

@@ -143,40 +143,40 @@ class StateHandler:
         self.save()
 
 
-class ModelStateHandler(StateHandler):
+class _StateDictHandler(StateHandler):
+    """What has a state_dict() and a load_state_dict()."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self.save()
+
+    def save(self) -> None:
+        self._saved = copy.deepcopy(self.value.state_dict())
+
+    def restore(self) -> None:
+        self.value.load_state_dict(copy.deepcopy(self._saved))  # it may keep parts of it
+
+    def sync(self) -> None:
+        self._share()
+        self.save()
+
+    def _share(self) -> None:
+        """All workers get that of rank 0."""
+        raise NotImplementedError
+
+
+class ModelStateHandler(_StateDictHandler):
     """A torch.nn.Module."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__(model)
-        self.save()
-
-    def save(self) -> None:
-        self._saved = copy.deepcopy(self.value.state_dict())
-
-    def restore(self) -> None:
-        self.value.load_state_dict(self._saved)
-
-    def sync(self) -> None:
+    def _share(self) -> None:
         broadcast_parameters(self.value.state_dict(), 0)
-        self.save()
 
 
-class OptimizerStateHandler(StateHandler):
+class OptimizerStateHandler(_StateDictHandler):
     """A torch.optim.Optimizer."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__(optimizer)
-        self.save()
-
-    def save(self) -> None:
-        self._saved = copy.deepcopy(self.value.state_dict())
-
-    def restore(self) -> None:
-        self.value.load_state_dict(copy.deepcopy(self._saved))
-
-    def sync(self) -> None:
+    def _share(self) -> None:
         broadcast_optimizer_state(self.value, 0)
-        self.save()
 
 
 class ElasticSampler(torch.utils.data.Sampler):
@@ -249,25 +249,14 @@ class ElasticSampler(torch.utils.data.Sampler):
         return self.num_samples
 
 
-class SamplerStateHandler(StateHandler):
+class SamplerStateHandler(_StateDictHandler):
     """An ElasticSampler, of which each rank has done other samples."""
 
-    def __init__(self, sampler: ElasticSampler) -> None:
-        super().__init__(sampler)
-        self.save()
-
-    def save(self) -> None:
-        self._saved = self.value.state_dict()
-
-    def restore(self) -> None:
-        self.value.load_state_dict(self._saved)
-
-    def sync(self) -> None:
+    def _share(self) -> None:
         states = allgather_object(self.value.state_dict(), "elastic.sampler")
         epoch = states[0]["epoch"]
         done = [state["processed_indices"] for state in states if state["epoch"] == epoch]
         self.value.load_state_dict({"epoch": epoch, "processed_indices": set().union(*done)})
-        self.save()
 
 
 _registry: List[Tuple[Type, Type[StateHandler]]] = [
