@@ -198,15 +198,23 @@ def allreduce(tensor: torch.Tensor, average: Optional[bool] = None, name: Option
     """Returns the reduction over all ranks of the process set, of the tensor's shape. It is
     differentiable. op: Average (as without one), Sum, Adasum, Min, Max, Product. The factors
     multiply contributions, and the result."""
-    op = _op_of(op, average)
-    travels, context = compression.compress(tensor)
-    if _wants_gradient([travels]):
-        found, = _Allreduce.apply(name, op, prescale_factor, postscale_factor, process_set, True,
-                                  travels)
+    return _compressed([tensor], name, compression, _op_of(op, average), prescale_factor,
+                       postscale_factor, process_set, True)[0]
+
+
+def _compressed(tensors: Sequence[torch.Tensor], name: Optional[str], compression: Any,
+                op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet,
+                single: bool) -> List[torch.Tensor]:
+    """Allreduces into new tensors, with gradients where they are wanted."""
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    travels = [pair[0] for pair in pairs]
+    if _wants_gradient(travels):
+        found = _Allreduce.apply(name, op, prescale, postscale, process_set, single, *travels)
     else:
-        found = _reduce([travels], None, _name_of("allreduce", name, process_set), op,
-                        prescale_factor, postscale_factor, process_set, True, False)
-    return compression.decompress(found, context)
+        kind = "allreduce" if single else "grouped_allreduce"
+        found = _reduce(travels, None, _name_of(kind, name, process_set), op, prescale, postscale,
+                        process_set, False, False)
+    return [compression.decompress(one, pair[1]) for one, pair in zip(found, pairs)]
 
 
 def allreduce_async(tensor: torch.Tensor, average: Optional[bool] = None,
@@ -251,16 +259,8 @@ def grouped_allreduce(tensors: Sequence[torch.Tensor], average: Optional[bool] =
                       postscale_factor: float = 1.0,
                       process_set: ProcessSet = global_process_set) -> List[torch.Tensor]:
     """allreduce of several tensors, which are reduced when every rank has submitted them all."""
-    op = _op_of(op, average)
-    pairs = [compression.compress(tensor) for tensor in _group(tensors, "grouped_allreduce")]
-    travels = [pair[0] for pair in pairs]
-    if _wants_gradient(travels):
-        found = _Allreduce.apply(name, op, prescale_factor, postscale_factor, process_set, False,
-                                 *travels)
-    else:
-        found = _reduce(travels, None, _name_of("grouped_allreduce", name, process_set), op,
-                        prescale_factor, postscale_factor, process_set, False, False)
-    return [compression.decompress(one, pair[1]) for one, pair in zip(found, pairs)]
+    return _compressed(_group(tensors, "grouped_allreduce"), name, compression,
+                       _op_of(op, average), prescale_factor, postscale_factor, process_set, False)
 
 
 def grouped_allreduce_async(tensors: Sequence[torch.Tensor], average: Optional[bool] = None,
@@ -591,11 +591,23 @@ def reducescatter(tensor: torch.Tensor, name: Optional[str] = None,
     """Returns this rank's rows of the reduction over all ranks; the first ranks have one more where
     the rows do not divide. It is differentiable; the gradient of Sum is multiplied by the number of
     ranks, as Horovod's is."""
-    travels, context = compression.compress(tensor)
-    words = name, _op_of(op, None), prescale_factor, postscale_factor, process_set, True
-    found = _Reducescatter.apply(*words, travels)[0] if _wants_gradient([travels]) else \
-        _scatter([travels], *words, False)
-    return compression.decompress(found, context)
+    return _scatter_compressed([tensor], name, compression, op, prescale_factor, postscale_factor,
+                               process_set, True)[0]
+
+
+def _scatter_compressed(tensors: Sequence[torch.Tensor], name: Optional[str], compression: Any,
+                        op: Optional[ReduceOp], prescale: float, postscale: float,
+                        process_set: ProcessSet, single: bool) -> List[torch.Tensor]:
+    """Reduces and scatters, with gradients where they are wanted."""
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    travels = [pair[0] for pair in pairs]
+    words = name, _op_of(op, None), prescale, postscale, process_set, single
+    if _wants_gradient(travels):
+        found = _Reducescatter.apply(*words, *travels)
+    else:
+        found = _scatter(travels, *words, False)
+        found = [found] if single else found
+    return [compression.decompress(one, pair[1]) for one, pair in zip(found, pairs)]
 
 
 def reducescatter_async(tensor: torch.Tensor, name: Optional[str] = None,
@@ -612,12 +624,8 @@ def grouped_reducescatter(tensors: Sequence[torch.Tensor], name: Optional[str] =
                           prescale_factor: float = 1.0,
                           postscale_factor: float = 1.0) -> List[torch.Tensor]:
     """reducescatter of several tensors, when every rank has submitted them all."""
-    pairs = [compression.compress(tensor) for tensor in _group(tensors, "grouped_reducescatter")]
-    travels = [pair[0] for pair in pairs]
-    words = name, _op_of(op, None), prescale_factor, postscale_factor, process_set, False
-    found = _Reducescatter.apply(*words, *travels) if _wants_gradient(travels) else \
-        _scatter(travels, *words, False)
-    return [compression.decompress(one, pair[1]) for one, pair in zip(found, pairs)]
+    return _scatter_compressed(_group(tensors, "grouped_reducescatter"), name, compression, op,
+                               prescale_factor, postscale_factor, process_set, False)
 
 
 def grouped_reducescatter_async(tensors: Sequence[torch.Tensor], name: Optional[str] = None,
