@@ -43,7 +43,10 @@ class HostsUpdatedInterrupt(RuntimeError):
 class State:
     """What survives a change of the workers. save, restore and sync say how."""
 
-    def __init__(self, **_: Any) -> None:
+    def __init__(self, bcast_object: Optional[Callable[..., Any]] = None,
+                 get_rank: Optional[Callable[[], int]] = None) -> None:
+        self._bcast_object = bcast_object
+        self._rank = get_rank
         self._reset_callbacks: List[Callable[[], None]] = []
         self._hosts_updated = False
 
@@ -95,10 +98,8 @@ class ObjectState(State):
 
     def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int],
                  **kwargs: Any) -> None:
-        self._bcast_object = bcast_object
-        self._rank = get_rank
+        super().__init__(bcast_object, get_rank)
         self._saved_state: Dict[str, Any] = kwargs
-        super().__init__(**kwargs)
         self._set()
 
     def _set(self) -> None:
@@ -219,10 +220,10 @@ class ElasticSampler(torch.utils.data.Sampler):
         """The epoch, and what of it is done."""
         return {"epoch": self.epoch, "processed_indices": set(self.processed_indices)}
 
-    def load_state_dict(self, state: Dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Goes on where state_dict() was."""
-        self.epoch = state["epoch"]
-        self.processed_indices = set(state["processed_indices"])
+        self.epoch = state_dict["epoch"]
+        self.processed_indices = set(state_dict["processed_indices"])
         self.reset()
 
     def reset(self) -> None:
