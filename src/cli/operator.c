@@ -247,21 +247,10 @@ const gr_config_table gr_operator_table = {.name = "operator",
                                            .struct_bytes = sizeof(gr_operator_options),
                                            .foreign = operator_foreign};
 
-void gr_operator_list_kinds(char *text_out, size_t size_bytes)
-{
-    size_t used = 0;
-    text_out[0] = '\0';
-    for (size_t i = 0; gr_operator_kinds[i] != NULL && used < size_bytes; i++) {
-        used +=
-            (size_t)snprintf(text_out + used, size_bytes - used, "%s%s of %s", i > 0 ? ", " : "",
-                             gr_operator_kinds[i]->kind, gr_operator_kinds[i]->api_version);
-    }
-}
-
 static void usage(void)
 {
     char kinds[GR_OPERATOR_KINDS_BYTES];
-    gr_operator_list_kinds(kinds, sizeof kinds);
+    gr_operator_list_kinds(gr_operator_kinds, kinds);
     printf(
         "usage: gradus operator [--namespace NAME] [--enable-scheme KIND]\n"
         "       gradus operator --dry-run -f FILE\n\n"

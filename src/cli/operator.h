@@ -5,11 +5,9 @@
 /* What the files of `gradus operator` share. */
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 enum { GR_OPERATOR_YAML, GR_OPERATOR_JSON };
-enum { GR_OPERATOR_KINDS_BYTES = 256 };
 
 typedef struct gr_operator_options {
     const char *space, *gang_scheduler, *cluster_domain;
@@ -35,8 +33,6 @@ typedef struct gr_operator_options {
     const char *unused_text;
 } gr_operator_options;
 
-/* "MPIJob of kubeflow.org/v2beta1", and so on. */
-void gr_operator_list_kinds(char *text_out, size_t size_bytes);
 /* Prints the objects of the jobs in `file`; returns the exit code. */
 int gr_operator_dry_run(const gr_operator_options *options);
 

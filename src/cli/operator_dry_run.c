@@ -6,7 +6,6 @@
 #include "cli/cli.h"
 #include "cli/manifest.h"
 #include "cli/operator.h"
-#include "operator/operator.h"
 
 #include <string.h>
 
@@ -35,22 +34,17 @@ static const char *text_of(const json_t *object, const char *key)
     return text != NULL ? text : "";
 }
 
-/* Tells what is wrong, and what is only odd. */
-static gr_status tell_events(const char *where, const json_t *events, gr_diag *diag)
+/* What is only odd. */
+static void tell_warnings(const char *where, const json_t *events)
 {
     size_t i;
     const json_t *event;
     json_array_foreach(events, i, event)
     {
-        const char *message = text_of(event, "message");
-        if (strcmp(text_of(event, "reason"), "ValidationError") == 0) {
-            return gr_fail(diag, GR_E_INVALID, "%s: %s", where, message);
-        }
         if (strcmp(text_of(event, "type"), "Warning") == 0) {
-            fprintf(stderr, "gradus: warning: %s: %s\n", where, message);
+            fprintf(stderr, "gradus: warning: %s: %s\n", where, text_of(event, "message"));
         }
     }
-    return GR_OK;
 }
 
 /* Adds what is to be created to `objects`. */
@@ -76,52 +70,23 @@ static gr_status take_creations(const char *where, const json_t *writes, json_t 
     return GR_OK;
 }
 
-static const char *or_none(const char *text)
-{
-    return text != NULL ? text : "";
-}
-
-static gr_status plan_job(const gr_operator_options *options, int line, json_t *job,
+static gr_status plan_job(const gr_operator_options *options, const json_t *document,
                           json_t *objects, gr_diag *diag)
 {
-    char where[256];
-    snprintf(where, sizeof where, "%.200s:%d", strcmp(options->file, "-") ? options->file : "stdin",
-             line);
-    const gr_operator_kind *kind =
-        gr_operator_find_kind(gr_operator_kinds, text_of(job, "apiVersion"), text_of(job, "kind"));
-    if (kind == NULL) {
-        char kinds[GR_OPERATOR_KINDS_BYTES];
-        gr_operator_list_kinds(kinds, sizeof kinds);
-        return gr_fail(diag, GR_E_INVALID,
-                       "%s: kind \"%.60s\" of apiVersion \"%.60s\" is not supported; this version "
-                       "knows %s",
-                       where, text_of(job, "kind"), text_of(job, "apiVersion"), kinds);
-    }
-    char sentence[GR_EVENT_BYTES];
-    if (gr_operator_unknown_field(kind, job, sentence)) {
-        return gr_fail(diag, GR_E_INVALID, "%s: %s", where, sentence);
-    }
-    json_t *metadata = json_object_get(job, "metadata");
-    if (json_is_object(metadata) && text_of(metadata, "namespace")[0] == '\0' &&
-        json_object_set_new(metadata, "namespace",
-                            json_string(options->space != NULL ? options->space : "default")) !=
-            0) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the objects");
-    }
-    gr_operator_view view = {.job = job,
-                             .now = "1970-01-01T00:00:00Z", /* of no object that is created */
-                             .cluster_domain = or_none(options->cluster_domain),
-                             .gang_scheduler = or_none(options->gang_scheduler),
-                             .pytorch_init_image = options->pytorch_init_image,
-                             .pytorch_init_tries = options->pytorch_init_tries,
-                             .kubectl_delivery_image = options->kubectl_delivery_image,
-                             .ssh_key = hidden_key};
+    char where[GR_MANIFEST_WHERE_BYTES];
+    const gr_operator_view how = {.cluster_domain = options->cluster_domain,
+                                  .gang_scheduler = options->gang_scheduler,
+                                  .pytorch_init_image = options->pytorch_init_image,
+                                  .pytorch_init_tries = options->pytorch_init_tries,
+                                  .kubectl_delivery_image = options->kubectl_delivery_image,
+                                  .ssh_key = hidden_key};
+    const char *space = options->space != NULL ? options->space : "default";
     gr_operator_result result = {0};
-    gr_status status = kind->reconcile(&view, &result, diag);
+    gr_manifest_where(options->file, document, where);
+    gr_status status =
+        gr_manifest_look(where, json_array_get(document, 1), space, &how, &result, diag);
     if (status == GR_OK) {
-        status = tell_events(where, result.events, diag);
-    }
-    if (status == GR_OK) {
+        tell_warnings(where, result.events);
         status = take_creations(where, result.writes, objects, diag);
     }
     gr_operator_result_fini(&result);
@@ -165,8 +130,7 @@ int gr_operator_dry_run(const gr_operator_options *options)
     json_array_foreach(documents, i, document)
     {
         if (status == GR_OK) {
-            status = plan_job(options, (int)json_integer_value(json_array_get(document, 0)),
-                              json_array_get(document, 1), objects, &diag);
+            status = plan_job(options, document, objects, &diag);
         }
     }
     if (status == GR_OK) {

@@ -8,7 +8,6 @@
 #include "cli/manifest.h"
 #include "operator/local/cluster.h"
 #include "operator/object.h"
-#include "operator/operator.h"
 
 #include <limits.h>
 #include <stddef.h>
@@ -98,35 +97,12 @@ static bool is_used(const json_t *object)
     return known;
 }
 
-static json_t *no_key(void *ssh_key_arg)
-{
-    (void)ssh_key_arg;
-    return json_pack("{s:s, s:s}", "ssh-privatekey", "", "ssh-publickey", "");
-}
-
 /* A look at the job alone says what is wrong in it. */
-static gr_status check_job(const char *where, const gr_operator_kind *kind, const json_t *job,
-                           gr_diag *diag)
+static gr_status check_job(const char *where, const json_t *job, gr_diag *diag)
 {
-    char sentence[GR_EVENT_BYTES];
-    if (gr_operator_unknown_field(kind, job, sentence)) {
-        return gr_fail(diag, GR_E_INVALID, "%s: %s", where, sentence);
-    }
-    const gr_operator_view view = {.job = job,
-                                   .now = "1970-01-01T00:00:00Z",
-                                   .cluster_domain = "",
-                                   .gang_scheduler = "",
-                                   .ssh_key = no_key};
     gr_operator_result result = {0};
-    gr_status status = kind->reconcile(&view, &result, diag);
-    size_t i;
-    const json_t *event;
-    json_array_foreach(result.events, i, event)
-    {
-        if (status == GR_OK && gr_object_is_text(event, "reason", "ValidationError")) {
-            status = gr_fail(diag, GR_E_INVALID, "%s: %s", where, text_of(event, "message"));
-        }
-    }
+    gr_status status =
+        gr_manifest_look(where, job, "", &(gr_operator_view){.job = NULL}, &result, diag);
     if (status == GR_OK && json_array_size(result.writes) == 0) {
         status = gr_fail(diag, GR_E_INVALID,
                          "%s: nothing is made for this job: another controller manages it "
@@ -146,18 +122,13 @@ static bool is_name(const char *text)
 static gr_status take_document(const manifest_options *options, const json_t *document,
                                json_t *objects, int *jobs, gr_diag *diag)
 {
-    char where[256];
+    char where[GR_MANIFEST_WHERE_BYTES];
     json_t *object = json_array_get(document, 1), *metadata = json_object_get(object, "metadata");
-    snprintf(where, sizeof where, "%.200s:%d", strcmp(options->file, "-") ? options->file : "stdin",
-             (int)json_integer_value(json_array_get(document, 0)));
-    const gr_operator_kind *kind = gr_operator_find_kind(
-        gr_operator_kinds, text_of(object, "apiVersion"), text_of(object, "kind"));
-    if (kind == NULL && !is_used(object)) {
-        return gr_fail(diag, GR_E_INVALID,
-                       "%s: kind \"%.60s\" of apiVersion \"%.60s\" cannot be run here; this "
-                       "version knows MPIJob of kubeflow.org/v2beta1, MPIJob, PyTorchJob and TFJob "
-                       "of kubeflow.org/v1, and ConfigMaps, Secrets and Services",
-                       where, text_of(object, "kind"), text_of(object, "apiVersion"));
+    bool is_job = gr_manifest_kind(object) != NULL;
+    gr_manifest_where(options->file, document, where);
+    if (!is_job && !is_used(object)) {
+        return gr_manifest_refuse_kind(where, object, "cannot be run here",
+                                       ", and ConfigMaps, Secrets and Services", diag);
     }
     if (text_of(object, "metadata.name")[0] == '\0') {
         return gr_fail(diag, GR_E_INVALID, "%s: metadata.name is missing", where);
@@ -173,8 +144,8 @@ static gr_status take_document(const manifest_options *options, const json_t *do
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the manifest");
     }
     gr_status status = GR_OK;
-    if (kind != NULL) {
-        status = check_job(where, kind, object, diag);
+    if (is_job) {
+        status = check_job(where, object, diag);
         (*jobs)++;
     }
     if (status == GR_OK && json_array_append(objects, object) != 0) {

@@ -278,11 +278,10 @@ static gr_status read_settings(gr_submit *submit, int argc, char *const *argv, g
 
 static gr_status take_manifest(gr_submit *submit, const json_t *document, gr_diag *diag)
 {
-    char where[256];
+    char where[GR_MANIFEST_WHERE_BYTES];
     json_t *job = json_array_get(document, 1);
     const char *space = gr_object_text(job, "metadata.namespace");
-    snprintf(where, sizeof where, "%.200s:%d", strcmp(submit->path, "-") ? submit->path : "stdin",
-             (int)json_integer_value(json_array_get(document, 0)));
+    gr_manifest_where(submit->path, document, where);
     gr_status status = gr_submit_check(where, job, diag);
     const char *flag = submit->options.cluster.space;
     if (status == GR_OK && space != NULL && flag != NULL && strcmp(space, flag) != 0) {

@@ -22,6 +22,17 @@ const gr_operator_kind *gr_operator_find_kind(const gr_operator_kind *const *kin
     return *kinds;
 }
 
+void gr_operator_list_kinds(const gr_operator_kind *const *kinds,
+                            char text_out[GR_OPERATOR_KINDS_BYTES])
+{
+    size_t used = 0;
+    text_out[0] = '\0';
+    for (size_t i = 0; kinds[i] != NULL && used < GR_OPERATOR_KINDS_BYTES; i++) {
+        used += (size_t)snprintf(text_out + used, GR_OPERATOR_KINDS_BYTES - used, "%s%s of %s",
+                                 i > 0 ? ", " : "", kinds[i]->kind, kinds[i]->api_version);
+    }
+}
+
 void gr_operator_result_fini(gr_operator_result *result)
 {
     json_decref(result->writes);

@@ -78,6 +78,10 @@ extern const gr_operator_kind *const gr_operator_kinds[]; /* ends with NULL */
 /* The one of `kinds` (ends with NULL) that an object with these texts has; NULL: there is none. */
 const gr_operator_kind *gr_operator_find_kind(const gr_operator_kind *const *kinds,
                                               const char *api_version, const char *kind);
+/* "MPIJob of kubeflow.org/v2beta1, ...": as sentences name `kinds` (ends with NULL). */
+enum { GR_OPERATOR_KINDS_BYTES = 512 };
+void gr_operator_list_kinds(const gr_operator_kind *const *kinds,
+                            char text_out[GR_OPERATOR_KINDS_BYTES]);
 extern const gr_operator_kind gr_mpijob_v1, gr_mpijob_v2, gr_pytorchjob_v1, gr_tfjob_v1;
 
 #endif

@@ -284,13 +284,8 @@ static gr_status start_controller(gr_serve *serve, gr_diag *diag)
 
 static void tell_begin(const gr_serve *serve)
 {
-    char kinds[256];
-    size_t used = 0;
-    for (size_t i = 0; serve->kinds[i] != NULL && used < sizeof kinds; i++) {
-        used +=
-            (size_t)snprintf(kinds + used, sizeof kinds - used, "%s%s of %s", used > 0 ? ", " : "",
-                             serve->kinds[i]->kind, serve->kinds[i]->api_version);
-    }
+    char kinds[GR_OPERATOR_KINDS_BYTES];
+    gr_operator_list_kinds(serve->kinds, kinds);
     const char *space = serve->options->space;
     gr_log_write(serve->log, GR_LOG_INFO, "operator", "works on %s in %s%s, by %s", kinds,
                  space != NULL ? "namespace " : "all namespaces", space != NULL ? space : "",

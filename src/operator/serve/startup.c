@@ -66,16 +66,14 @@ static bool is_asked_for(const gr_serve *serve, const gr_operator_kind *kind)
 static size_t fill_probes(gr_serve *serve, kind_probe *probes)
 {
     size_t count = 0;
-    for (size_t i = 0; i < gr_operator_resource_count && count < GR_SERVE_KINDS_MAX; i++) {
-        const gr_operator_resource *row = &gr_operator_resources[i];
-        const gr_operator_kind *kind =
-            row->is_job ? gr_operator_find_kind(gr_operator_kinds, row->api_version, row->kind)
-                        : NULL;
-        if (kind != NULL && (serve->options->kinds == NULL || is_asked_for(serve, kind))) {
-            probes[count++] = (kind_probe){.serve = serve,
-                                           .kind = kind,
-                                           .resource = i,
-                                           .is_asked_for = serve->options->kinds != NULL};
+    for (size_t i = 0; gr_operator_kinds[i] != NULL && count < GR_SERVE_KINDS_MAX; i++) {
+        const gr_operator_kind *kind = gr_operator_kinds[i];
+        if (serve->options->kinds == NULL || is_asked_for(serve, kind)) {
+            probes[count++] = (kind_probe){
+                .serve = serve,
+                .kind = kind,
+                .resource = gr_operator_resource_find(kind->api_version, kind->kind),
+                .is_asked_for = serve->options->kinds != NULL};
         }
     }
     return count;
@@ -84,23 +82,13 @@ static size_t fill_probes(gr_serve *serve, kind_probe *probes)
 static gr_status check_words(const gr_serve *serve, gr_diag *diag)
 {
     for (size_t i = 0; serve->options->kinds != NULL && serve->options->kinds[i] != NULL; i++) {
-        char known[256];
-        size_t used = 0;
         bool is_known = false;
-        known[0] = '\0';
-        for (size_t r = 0; r < gr_operator_resource_count; r++) {
-            const gr_operator_resource *row = &gr_operator_resources[r];
-            const gr_operator_kind *kind =
-                row->is_job ? gr_operator_find_kind(gr_operator_kinds, row->api_version, row->kind)
-                            : NULL;
-            if (kind != NULL && used < sizeof known) {
-                is_known |= is_word_for(serve->options->kinds[i], kind);
-                used += (size_t)snprintf(known + used, sizeof known - used, "%s%s.%s",
-                                         used > 0 ? ", " : "", kind->kind,
-                                         strchr(kind->api_version, '/') + 1);
-            }
+        for (size_t k = 0; gr_operator_kinds[k] != NULL; k++) {
+            is_known |= is_word_for(serve->options->kinds[i], gr_operator_kinds[k]);
         }
         if (!is_known) {
+            char known[GR_OPERATOR_KINDS_BYTES];
+            gr_operator_list_kinds(gr_operator_kinds, known);
             return gr_fail(diag, GR_E_INVALID,
                            "--enable-scheme: there is no kind \"%.60s\"; this operator has %s",
                            serve->options->kinds[i], known);
