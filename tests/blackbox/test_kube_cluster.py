@@ -123,9 +123,9 @@ def test_missing_right_is_named(cluster, tmp_path):
 
 def test_one_of_two_leads(cluster):
     with Client(cluster.kubeconfig) as one, Client(cluster.kubeconfig) as two:
-        first = one.start("lease", name="op", identity="one")
+        first = one.start("lease", name="op", identity="one", seconds=60)
         assert one.next(first)["leads"]
-        second = two.start("lease", name="op", identity="two")
+        second = two.start("lease", name="op", identity="two", seconds=60)
         assert two.next(second) == {"id": second, "leads": False, "leader": "one"}
         one.send("release", first)
         assert one.next(first)["released"]

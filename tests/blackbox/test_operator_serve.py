@@ -285,9 +285,9 @@ def test_objects_that_are_refused_are_told(api, cluster, operator):
 
 # ---- Several operators --------------------------------------------------------------------------
 def test_leader_that_is_killed_is_replaced(api, cluster, config):
-    with Operator(config, *QUICK) as first:
+    with Operator(config) as first:
         first.wait_for("leads, by the lease mpi-operator")
-        with Operator(config, *QUICK) as second:
+        with Operator(config) as second:
             second.wait_for('stands by: "')
             second.ready()
             assert first.metric("mpi_operator_is_leader") == 1
@@ -295,6 +295,8 @@ def test_leader_that_is_killed_is_replaced(api, cluster, config):
             cluster.submit(mpi_job("a"))
             cluster.await_workers("a", 2)
             assert first.stop(signal.SIGKILL) == -signal.SIGKILL
+            cluster.change(LEASES, "mpi-operator",
+                           lambda lease: lease["spec"].update(leaseDurationSeconds=1))
             cluster.run("a")
             second.wait_for("leads, by the lease")
             cluster.await_condition("a", "Running")

@@ -158,14 +158,14 @@ static void lease_released(void *arg)
     say(json_pack("{s:i, s:b}", "id", own->id, "released", 1));
 }
 
-/* With times that are much shorter than the usual ones. */
 static void start_lease(client *all, handle *own, const json_t *command)
 {
     gr_diag diag = {0};
+    int64_t duration_us = json_integer_value(json_object_get(command, "seconds")) * 1000000;
     gr_kube_lease_options options = {.space = text_at(command, "space"),
                                      .name = text_at(command, "name"),
                                      .identity = text_at(command, "identity"),
-                                     .times = {2000000, 1500000, 200000},
+                                     .times = {duration_us, duration_us * 3 / 4, 200000},
                                      .changed = lease_changed,
                                      .arg = own};
     gr_status status = gr_kube_lease_start(all->kube, &options, &own->lease, &diag);
