@@ -73,8 +73,8 @@ def test_ctrl_c_ends_a_wait_and_not_the_operation(ranks):
         number = array.array("i", [0])
         if comm.rank == 0:
             future = comm.recv_start(number, 1)
-            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-            try:
+            try:  # from here on: on a busy machine it may come before the wait
+                threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
                 future.result()
             except KeyboardInterrupt:
                 print("interrupted", future.done())
@@ -93,10 +93,18 @@ def test_ctrl_c_ends_the_wait_for_ranks_that_do_not_come(ranks):
         import signal
         import threading
         import gradus
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-        left, right = threading.Event(), threading.Event()
+        asked, left = threading.Event(), threading.Event()
+
+        def gather(mine):
+            asked.set()
+            left.wait()
+
+        def interrupt():
+            asked.wait()
+            os.kill(os.getpid(), signal.SIGINT)
+        threading.Thread(target=interrupt).start()
         try:
-            gradus.Communicator(rank=0, size=2, allgather=lambda mine: left.wait())
+            gradus.Communicator(rank=0, size=2, allgather=gather)
         except KeyboardInterrupt:
             print("interrupted")
             left.set()
