@@ -149,7 +149,7 @@ def kill_joining_workers(gradus, launcher, output, stops_at, step):
     assert gradus("scale", "--to", 3, "--job", launcher.pid).returncode == 0
     for killed, sockets in enumerate([*range(step, 8, step), -1]):
         wait_until(lambda: set(workers_of(launcher)) - first, "a joining worker")
-        joining = max(set(workers_of(launcher)) - first)
+        joining = [pid for pid in workers_of(launcher) if pid not in first][-1]
         wait_until(lambda: is_stopped(joining) or is_in(), "its connections")
         # What it said before it stopped may bring its generation about an epoch later. The first
         # one has said nothing.
@@ -197,7 +197,7 @@ def test_a_standby_takes_the_place_of_a_killed_worker(gradus, job, undisturbed, 
     with slowed(launcher):
         wait_for_first_epoch(output)
         wait_until(lambda: len(workers_of(launcher)) == 3, "the standby's process")
-        standby = max(workers_of(launcher))
+        standby = workers_of(launcher)[-1]
         wait_until(lambda: count_sockets(standby) > 0, "its call to the launcher")
         os.kill(workers_of(launcher)[1], signal.SIGKILL)
         wait_until(lambda: generations(output)[:1] == [2], "the standby")
@@ -231,7 +231,7 @@ def test_a_standby_that_dies_when_the_work_is_done_changes_nothing(gradus, job, 
     with slowed(launcher):
         wait_for_first_epoch(output)
         wait_until(lambda: len(workers_of(launcher)) == 3, "the standby's process")
-        standby = max(workers_of(launcher))
+        standby = workers_of(launcher)[-1]
         wait_until(lambda: count_sockets(standby) > 0, "its call to the launcher")
         os.kill(standby, signal.SIGSTOP)
     wait_until(lambda: workers_of(launcher) == [standby], "the end of the work")
