@@ -269,8 +269,10 @@ def abstract_sockets():
 
 
 def new_files(before, folder):
-    return {name for name in set(os.listdir(folder)) - before if name.startswith("gr")
-            and not os.path.isdir(os.path.join(folder, name))}
+    """Those of other tests are among them, which go on meanwhile."""
+    paths = [os.path.join(folder, name) for name in set(os.listdir(folder)) - before
+             if name.startswith("gr")]
+    return [path for path in paths if not os.path.isdir(path)]
 
 
 @pytest.mark.parametrize("how", ["end", "fail", "kill"])
@@ -298,7 +300,8 @@ signal.pause()
     gradus.wait_for_nothing()
     assert job.returncode == {"end": 0, "fail": 1, "kill": -9}[how]
     wait_until(lambda: name not in abstract_sockets(), "the end of the socket")
-    assert not any(new_files(names, folder) for folder, names in before.items())
+    left = [path for folder, names in before.items() for path in new_files(names, folder)]
+    wait_until(lambda: not any(map(os.path.lexists, left)), f"the end of {left}")
     assert sorted(path.name for path in gradus.folder.iterdir()) == ["comm.py"]  # TMPDIR, too
 
 
@@ -319,6 +322,9 @@ def test_who_never_calls_in_is_named(gradus, comm_script):
 if rank in (1, 3):
     import signal
     signal.pause()
+open(f"ready{rank}", "w").close()
+while not all(os.path.exists(f"ready{other}") for other in (0, 2)):
+    pass  # the time begins when one of them has joined
 create()
 """))
     assert done.returncode == 1
