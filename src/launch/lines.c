@@ -1,8 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launch/lines.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+
+size_t gr_lines_print_prefix(const char *who, int shade, bool with_time,
+                             char text_out[GR_LINES_PREFIX_BYTES])
+{
+    static const char *const colors[] = {"36", "33", "35", "32", "34", "31"};
+    const char *color = colors[(size_t)shade % (sizeof colors / sizeof colors[0])];
+    char stamp[32] = "";
+    if (with_time) {
+        struct timespec now;
+        struct tm local;
+        clock_gettime(CLOCK_REALTIME, &now);
+        localtime_r(&now.tv_sec, &local);
+        snprintf(stamp, sizeof stamp, "%02d:%02d:%02d.%03d ", local.tm_hour % 100,
+                 local.tm_min % 100, local.tm_sec % 100, (int)(now.tv_nsec / 1000000) % 1000);
+    }
+    int size = shade >= 0 ? snprintf(text_out, GR_LINES_PREFIX_BYTES, "\033[%sm[%.*s]\033[0m %s",
+                                     color, GR_LINES_WHO_BYTES, who, stamp)
+                          : snprintf(text_out, GR_LINES_PREFIX_BYTES, "[%.*s] %s",
+                                     GR_LINES_WHO_BYTES, who, stamp);
+    return size < GR_LINES_PREFIX_BYTES ? (size_t)size : GR_LINES_PREFIX_BYTES - 1;
+}
 
 void gr_lines_init(gr_lines *lines, gr_lines_prefix *prefix, void *prefix_arg, gr_lines_emit *emit,
                    void *emit_arg)

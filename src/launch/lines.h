@@ -3,7 +3,8 @@
 #define GR_LAUNCH_LINES_H
 
 /* Bytes of one worker's output become whole lines with a prefix. Binary safe: a line is what ends
- * in '\n', every other byte is passed on as it is. A pure object: no files, no clock. */
+ * in '\n', every other byte is passed on as it is. A pure object: no files, and no clock but for
+ * what a prefix says. */
 
 #include <gradus/status.h>
 #include <stdbool.h>
@@ -11,6 +12,7 @@
 enum {
     GR_LINES_PIECE_BYTES = 64 * 1024, /* a longer line is cut into pieces of this size */
     GR_LINES_PREFIX_BYTES = 64,
+    GR_LINES_WHO_BYTES = 38,   /* of a name in a prefix */
     GR_LINES_TAIL_BYTES = 4096 /* of the last output that is kept for the report of a failure */
 };
 
@@ -20,6 +22,11 @@ typedef void gr_lines_emit(void *emit_arg, const char *text, size_t size_bytes);
 /* Writes what stands in front of a line that ends now; returns its length, at most
  * GR_LINES_PREFIX_BYTES. */
 typedef size_t gr_lines_prefix(void *prefix_arg, char *text_out);
+
+/* "[who] ", in a color of those that differ (`shade`, from 0; -1: in none), and the time of day. As
+ * a gr_lines_prefix; of `who` it has GR_LINES_WHO_BYTES. */
+size_t gr_lines_print_prefix(const char *who, int shade, bool with_time,
+                             char text_out[GR_LINES_PREFIX_BYTES]);
 
 typedef struct gr_lines {
     gr_lines_prefix *prefix; /* NULL: bytes are passed on as they come, at once */

@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { STREAMS = 2, READ_BYTES = 32 * 1024, PATH_BYTES = 4096, HOST_SHOWN_BYTES = 24 };
@@ -65,26 +64,11 @@ static size_t write_prefix(void *prefix_arg, char *text_out)
 {
     const struct stream *from = prefix_arg;
     const gr_launch_config *config = from->output->config;
-    static const char *const colors[] = {"36", "33", "35", "32", "34", "31"};
     bool color = from->number == 0 ? config->output.color_out : config->output.color_err;
-    char stamp[32] = "";
-    if (config->output.timestamps) {
-        struct timespec now;
-        struct tm local;
-        clock_gettime(CLOCK_REALTIME, &now);
-        localtime_r(&now.tv_sec, &local);
-        snprintf(stamp, sizeof stamp, "%02d:%02d:%02d.%03d ", local.tm_hour % 100,
-                 local.tm_min % 100, local.tm_sec % 100, (int)(now.tv_nsec / 1000000) % 1000);
-    }
-    const char *shade = colors[(size_t)from->rank % (sizeof colors / sizeof colors[0])];
-    const char *host = from->host;
-    char who[HOST_SHOWN_BYTES + 16];
-    snprintf(who, sizeof who, "[%s%d%s%.*s]", is_server(from) ? "server " : "", number_of(from),
-             host != NULL ? "@" : "", HOST_SHOWN_BYTES, host != NULL ? host : "");
-    int size =
-        color ? snprintf(text_out, GR_LINES_PREFIX_BYTES, "\033[%sm%s\033[0m %s", shade, who, stamp)
-              : snprintf(text_out, GR_LINES_PREFIX_BYTES, "%s %s", who, stamp);
-    return (size_t)size;
+    char who[GR_LINES_WHO_BYTES + 1];
+    snprintf(who, sizeof who, "%s%d%s%.*s", is_server(from) ? "server " : "", number_of(from),
+             from->host != NULL ? "@" : "", HOST_SHOWN_BYTES, from->host != NULL ? from->host : "");
+    return gr_lines_print_prefix(who, color ? from->rank : -1, config->output.timestamps, text_out);
 }
 
 static void put_into_sink(void *emit_arg, const char *text, size_t size_bytes)

@@ -182,9 +182,25 @@ static void the_tail_of_much_output_is_bounded(void **state)
     gr_lines_fini(&lines);
 }
 
+static void prefix_has_room_for_the_longest_name(void **state)
+{
+    (void)state;
+    char text[GR_LINES_PREFIX_BYTES], name[100];
+    memset(name, 'n', sizeof name);
+    name[sizeof name - 1] = '\0';
+    assert_int_equal(gr_lines_print_prefix("3@host", -1, false, text), 9);
+    assert_string_equal(text, "[3@host] ");
+    assert_int_equal(gr_lines_print_prefix("3", 7, false, text), 13);
+    assert_string_equal(text, "\033[33m[3]\033[0m ");
+    size_t size = gr_lines_print_prefix(name, 0, true, text);
+    assert_int_equal(size, GR_LINES_PREFIX_BYTES - 1);
+    assert_string_equal(text + size - 1, " ");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(prefix_has_room_for_the_longest_name),
         cmocka_unit_test(lines_are_whole_however_they_come),
         cmocka_unit_test(an_unfinished_line_waits_for_its_end),
         cmocka_unit_test(long_lines_are_cut_and_nothing_is_lost),

@@ -18,10 +18,9 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-enum { ARENA_BYTES_MAX = 16 << 20, READ_BYTES = 64 * 1024, NAME_SHOWN_BYTES = 36 };
+enum { ARENA_BYTES_MAX = 16 << 20, READ_BYTES = 64 * 1024 };
 
 /* The stdout (0) or stderr (1) of one container. */
 typedef struct pod_stream {
@@ -38,7 +37,8 @@ struct gr_local_pod {
     gr_pod_plan plan;
     gr_pod_view view;
     json_t *object; /* as it was when it started */
-    const char *uid, *folder, *shade;
+    const char *uid, *folder;
+    int shade;
     char address[GR_ADDRESS_OF_POD_BYTES], began[32];
     pid_t pid; /* 0: its processes have ended; what they wrote may still be read */
     int control_fd;
@@ -54,23 +54,12 @@ static size_t write_prefix(void *prefix_arg, char *text_out)
     const pod_stream *stream = prefix_arg;
     const gr_local_pod *pod = stream->pod;
     bool is_alone = pod->plan.container_count == 1 + pod->plan.init_count;
-    char stamp[32] = "", who[NAME_SHOWN_BYTES + 1];
-    if (pod->pods->timestamps) {
-        struct timespec now;
-        struct tm local;
-        clock_gettime(CLOCK_REALTIME, &now);
-        localtime_r(&now.tv_sec, &local);
-        snprintf(stamp, sizeof stamp, "%02d:%02d:%02d.%03d ", local.tm_hour % 100,
-                 local.tm_min % 100, local.tm_sec % 100, (int)(now.tv_nsec / 1000000) % 1000);
-    }
-    snprintf(who, sizeof who, "%s%s%s", pod->plan.name,
-             is_alone && !stream->container->is_init ? "" : "/",
-             is_alone && !stream->container->is_init ? "" : stream->container->name);
-    int size = pod->pods->colors[stream->number]
-                   ? snprintf(text_out, GR_LINES_PREFIX_BYTES, "\033[%sm[%s]\033[0m %s", pod->shade,
-                              who, stamp)
-                   : snprintf(text_out, GR_LINES_PREFIX_BYTES, "[%s] %s", who, stamp);
-    return (size_t)size;
+    bool is_named = !is_alone || stream->container->is_init;
+    char who[GR_LINES_WHO_BYTES + 1];
+    snprintf(who, sizeof who, "%s%s%s", pod->plan.name, is_named ? "/" : "",
+             is_named ? stream->container->name : "");
+    return gr_lines_print_prefix(who, pod->pods->colors[stream->number] ? pod->shade : -1,
+                                 pod->pods->timestamps, text_out);
 }
 
 static void put_line(void *emit_arg, const char *text, size_t size_bytes)
@@ -510,7 +499,6 @@ static gr_status launch(gr_local_pod *pod, gr_diag *diag)
 gr_status gr_local_pod_start(gr_local_pods *pods, const json_t *pod, gr_local_pod **pod_out,
                              gr_diag *diag)
 {
-    static const char *const shades[] = {"36", "33", "35", "32", "34", "31"};
     gr_local_pod *p = calloc(1, sizeof *p);
     if (p == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a pod");
@@ -519,7 +507,7 @@ gr_status gr_local_pod_start(gr_local_pods *pods, const json_t *pod, gr_local_po
     p->pods = pods;
     p->object = json_incref((json_t *)(uintptr_t)pod);
     p->uid = gr_object_text(pod, "metadata.uid");
-    p->shade = shades[pods->started % (sizeof shades / sizeof shades[0])];
+    p->shade = (int)pods->started;
     snprintf(p->began, sizeof p->began, "%s", gr_store_now(pods->store));
     *pod_out = p;
     gr_status status = prepare(p, diag);
