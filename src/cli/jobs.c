@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/inotify.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -168,6 +169,51 @@ static int list(const gr_cli_line *line)
 
 const gr_cli_form gr_ls_form = {.table = &gr_ls_table, .usage = print_ls_usage, .work = list};
 
+/* ---- A job that is lost ---------------------------------------------------------------------- */
+
+enum { LOOK_MS = 50 };
+
+static bool is_gradus(pid_t pid)
+{
+    char path[64];
+    struct stat its, ours;
+    snprintf(path, sizeof path, "/proc/%d/exe", (int)pid);
+    return pid > 0 && stat(path, &its) == 0 && stat("/proc/self/exe", &ours) == 0 &&
+           its.st_dev == ours.st_dev && its.st_ino == ours.st_ino;
+}
+
+/* The supervisor was killed. A launcher that is there restarts the job, by another supervisor in a
+ * new folder, or forgets it: this waits until it has done so. `known`: the record as it was before.
+ * True: `folder` is that of the job that goes on. */
+static bool find_restarted(gr_job_folder *folder, gr_job_record *known)
+{
+    gr_job_record now;
+    gr_job_end end;
+    bool is_launched = true;
+    if (gr_job_folder_record(folder, &now)) {
+        *known = now;
+    }
+    while (is_launched) {
+        is_launched = is_gradus(known->launcher); /* it may have ended when we have looked */
+        gr_job_folder again;
+        bool found = gr_job_folder_open(folder->name, &again, NULL) == GR_OK;
+        bool is_it = found && gr_job_folder_record(&again, &now) && now.identity == known->identity;
+        if (is_it && gr_job_folder_state(&again, &end) != GR_JOB_LOST) {
+            gr_job_folder_close(folder);
+            *folder = again;
+            *known = now;
+            return true;
+        }
+        if (found) {
+            gr_job_folder_close(&again);
+        }
+        if (is_launched) {
+            (void)poll(NULL, 0, LOOK_MS);
+        }
+    }
+    return false;
+}
+
 /* ---- logs ------------------------------------------------------------------------------------ */
 
 typedef struct logs_options {
@@ -216,26 +262,26 @@ static int copy(gr_output_reader *reader)
 /* Until something is written in the folder; a supervisor that is killed writes nothing. */
 static void wait_for_change(int watch_fd)
 {
-    enum { LOOK_MS = 1000 };
+    enum { CHANGE_MS = 1000 };
     char events[4096];
     struct pollfd watched = {.fd = watch_fd, .events = POLLIN};
-    (void)poll(&watched, 1, LOOK_MS);
+    (void)poll(&watched, 1, CHANGE_MS);
     while (read(watch_fd, events, sizeof events) > 0) {
     }
 }
 
-static int follow(const gr_job_folder *folder, gr_output_reader *reader)
+static int follow(const gr_job_folder *folder, gr_output_reader *reader, gr_job_state *state_out)
 {
     char path[64];
     gr_job_end end;
     int error = 0, watch_fd = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
     snprintf(path, sizeof path, "/proc/self/fd/%d", folder->fd);
     (void)inotify_add_watch(watch_fd, path, IN_MODIFY | IN_CREATE | IN_DELETE | IN_MOVED_TO);
-    bool runs = true;
-    while (error == 0 && runs) {
-        runs = gr_job_folder_state(folder, &end) == GR_JOB_RUNS;
+    *state_out = GR_JOB_RUNS;
+    while (error == 0 && *state_out == GR_JOB_RUNS) {
+        *state_out = gr_job_folder_state(folder, &end);
         error = copy(reader);
-        if (error == 0 && runs) {
+        if (error == 0 && *state_out == GR_JOB_RUNS) {
             wait_for_change(watch_fd);
         }
     }
@@ -257,9 +303,15 @@ static int logs(const gr_cli_line *line)
     if (status != GR_OK) {
         return gr_cli_fail(GR_EXIT_INPUT, &diag);
     }
-    gr_output_reader_open(&reader, folder.fd, begin);
-    int error = options->follow ? follow(&folder, &reader) : copy(&reader);
-    gr_output_reader_close(&reader);
+    gr_job_state state = GR_JOB_ENDED;
+    gr_job_record record = {.launcher = 0};
+    (void)gr_job_folder_record(&folder, &record);
+    int error;
+    do {
+        gr_output_reader_open(&reader, folder.fd, begin);
+        error = options->follow ? follow(&folder, &reader, &state) : copy(&reader);
+        gr_output_reader_close(&reader);
+    } while (error == 0 && state == GR_JOB_LOST && find_restarted(&folder, &record));
     gr_job_folder_close(&folder);
     if (error != 0) {
         fprintf(stderr, "gradus: the output cannot be written: %s\n", strerror(error));
@@ -308,8 +360,6 @@ static void print_stop_usage(void)
         "Exit code: 0 it has ended, 1 it could not be asked, 2 there is no such job.\n"
         "With the flags of a cluster: deletes a job there, and all that belongs to it.\n");
 }
-
-enum { LOOK_MS = 50 };
 
 /* One that is killed meanwhile has a deputy. */
 static gr_status signal_supervisor(const gr_job_folder *folder, gr_process *supervisor_out,
@@ -435,13 +485,30 @@ static void print_wait_usage(void)
          "With the flags of a cluster: until a job there has ended: 0, or 1 if it failed.\n");
 }
 
+/* Until nothing of it runs: its supervisor, deputies, and agents that outlive them for a while. */
+static gr_job_state wait_for_all(const gr_job_folder *folder, gr_job_end *end_out)
+{
+    gr_job_state state;
+    while ((state = gr_job_folder_state(folder, end_out)) == GR_JOB_RUNS) {
+        gr_process supervisor = {.fd = -1};
+        gr_diag diag = {0};
+        gr_status found = gr_takeover_find(folder, &supervisor, &diag);
+        wait_for_end(folder, &supervisor, false); /* also of one that cannot be found */
+        if (found == GR_OK) {
+            gr_process_close(&supervisor);
+        } else {
+            (void)poll(NULL, 0, LOOK_MS);
+        }
+    }
+    return state;
+}
+
 static int wait_for(const gr_cli_line *line)
 {
     const wait_options *options = line->options;
     gr_diag diag = {0};
     gr_job_folder folder;
     gr_job_end end;
-    gr_process supervisor = {.fd = -1};
     if (gr_cluster_is_meant(&options->cluster)) {
         return gr_cluster_wait_for(&options->cluster, line->words[0]);
     }
@@ -449,14 +516,12 @@ static int wait_for(const gr_cli_line *line)
     if (status != GR_OK) {
         return gr_cli_fail(GR_EXIT_INPUT, &diag);
     }
-    if (gr_job_folder_state(&folder, &end) == GR_JOB_RUNS) {
-        gr_status found = gr_takeover_find(&folder, &supervisor, &diag);
-        wait_for_end(&folder, &supervisor, false); /* also of one that cannot be found */
-        if (found == GR_OK) {
-            gr_process_close(&supervisor);
-        }
-    }
-    gr_job_state state = gr_job_folder_state(&folder, &end);
+    gr_job_state state;
+    gr_job_record record = {.launcher = 0};
+    (void)gr_job_folder_record(&folder, &record);
+    do {
+        state = wait_for_all(&folder, &end);
+    } while (state == GR_JOB_LOST && find_restarted(&folder, &record));
     int code = state == GR_JOB_ENDED ? end.code : GR_EXIT_DONE;
     gr_job_folder again;
     if (state == GR_JOB_LOST && gr_job_folder_open(line->words[0], &again, NULL) == GR_OK) {

@@ -124,7 +124,6 @@ static void name_run(char run_out[GR_JOB_RUN_BYTES])
 
 gr_status gr_run_publish(gr_cli_run *run, gr_diag *diag)
 {
-    run->record.supervisor = getpid();
     run->record.restarts = run->options.restarts > 0 ? (int)run->options.restarts : 0;
     gr_status status =
         gr_supervisor_publish(run->supervisor, run->options.name, &run->record, diag);

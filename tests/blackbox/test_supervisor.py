@@ -253,6 +253,42 @@ def test_a_command_is_restarted_if_it_may_be(host, script, tmp_path):
     is_nothing_left(host, tmp_path)
 
 
+def test_who_waits_and_who_follows_go_on_with_the_restarted_job(host, script, tmp_path):
+    """Also if the launcher takes its time."""
+    os.mkfifo(tmp_path / "told")
+    launcher = host.start("run", "-np", 1, "--no-prefix", "--restarts", 1, "--name", "up", "--",
+                          *script(PARENT), str(tmp_path / "told"))
+    read_lines(launcher.stdout, 1)
+    waiting, following = host.start("wait", "up"), host.start("logs", "-f", "up")
+    first, = read_lines(following.stdout, 1)
+    with frozen([launcher.pid]):
+        kill_supervisor(host)
+        wait_for_state(host, "up", "lost")
+    again, = read_lines(following.stdout, 1)
+    assert again.startswith("up ") and again != first
+    assert waiting.poll() is None
+    (tmp_path / "told").write_text("0\n")
+    assert finish(launcher)[0].startswith("up ")
+    assert finish(waiting) == ("", "")
+    finish(following)
+    is_nothing_left(host, tmp_path)
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_who_waits_is_told_when_nobody_restarts_the_job(host, tmp_path, restarts):
+    launcher = host.start("run", "-np", 1, "--no-prefix", "--restarts", restarts, "--name", "up",
+                          "--", "sh", "-c", "echo up; exec sleep 1000")
+    read_lines(launcher.stdout, 1)
+    waiting = host.start("wait", "up")
+    with frozen([launcher.pid]):
+        kill_supervisor(host)
+        wait_for_state(host, "up", "lost")
+        launcher.kill()
+    assert "job up is lost" in finish(waiting, 1)[1]
+    assert host("stop", "up").returncode == 0
+    is_nothing_left(host, tmp_path)
+
+
 def test_a_command_that_may_not_ends(host, tmp_path):
     launcher = host.start("run", "-np", 1, "--no-prefix", "--", "sh", "-c",
                           "echo up; sleep 1000 & wait")

@@ -33,8 +33,8 @@ static const char *const files[] = {"lock",       "job",  "job.new",  "socket", 
                                     "output.old", "left", "left.new", "end",    "end.new"};
 
 #define RECORD_FORMAT                                                                              \
-    "gradus job 2\nstart %" PRId64 "\nidentity %" PRIx64                                           \
-    "\nsupervisor %d\nattempt %d of %d\nrun %s\ncommand "
+    "gradus job 3\nstart %" PRId64 "\nidentity %" PRIx64                                           \
+    "\nsupervisor %d launcher %d\nattempt %d of %d\nrun %s\ncommand "
 #define LEFT_FORMAT "delivered %" PRIu64 " %" PRIu64 "\n"
 #define END_FORMAT "code %d\nend %" PRId64 "\n" LEFT_FORMAT
 
@@ -269,14 +269,14 @@ bool gr_job_folder_record(const gr_job_folder *folder, gr_job_record *record_out
 {
     char text[RECORD_BYTES];
     int behind = 0;
-    bool read =
-        read_small(folder->fd, "job", text, sizeof text) > 0 &&
-        sscanf(text,
-               "gradus job 2 start %" SCNd64 " identity %" SCNx64
-               " supervisor %d attempt %d of %d run %63s command %n",
-               &record_out->start_s, &record_out->identity, &record_out->supervisor,
-               &record_out->attempt, &record_out->restarts, record_out->run, &behind) == 6 &&
-        behind > 0;
+    bool read = read_small(folder->fd, "job", text, sizeof text) > 0 &&
+                sscanf(text,
+                       "gradus job 3 start %" SCNd64 " identity %" SCNx64
+                       " supervisor %d launcher %d attempt %d of %d run %63s command %n",
+                       &record_out->start_s, &record_out->identity, &record_out->supervisor,
+                       &record_out->launcher, &record_out->attempt, &record_out->restarts,
+                       record_out->run, &behind) == 7 &&
+                behind > 0;
     put_line(record_out->command, sizeof record_out->command, "%.*s",
              read ? (int)strcspn(text + behind, "\n") : 0, text + behind);
     return read;
@@ -294,8 +294,8 @@ int gr_job_folder_write_record(const gr_job_folder *folder, const gr_job_record 
 {
     char text[RECORD_BYTES];
     snprintf(text, sizeof text, RECORD_FORMAT "%s\n", record->start_s, record->identity,
-             (int)record->supervisor, record->attempt, record->restarts, record->run,
-             record->command);
+             (int)record->supervisor, (int)record->launcher, record->attempt, record->restarts,
+             record->run, record->command);
     return replace_small(folder->fd, "job", "job.new", text);
 }
 

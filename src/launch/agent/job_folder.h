@@ -40,6 +40,7 @@ typedef struct gr_job_record {
     int64_t start_s;                    /* since 1970 */
     uint64_t identity;                  /* of command line and working folder */
     pid_t supervisor;                   /* its process number */
+    pid_t launcher;                     /* that of its launcher; 0: none */
     int attempt, restarts;              /* how often it was restarted; so often at most */
     char run[GR_JOB_RUN_BYTES];         /* GRADUS_RUN of its workers; no space in it */
     char command[GR_JOB_COMMAND_BYTES]; /* for people: one line, perhaps cut */

@@ -74,11 +74,20 @@ void gr_supervisor_destroy(gr_supervisor *supervisor)
     free(supervisor);
 }
 
+static gr_job_record complete(const gr_supervisor *supervisor, const gr_job_record *record)
+{
+    gr_job_record now = *record;
+    now.supervisor = getpid();
+    now.launcher = supervisor->config.launcher;
+    return now;
+}
+
 gr_status gr_supervisor_publish(gr_supervisor *supervisor, const char *name,
                                 const gr_job_record *record, gr_diag *diag)
 {
+    const gr_job_record now = complete(supervisor, record);
     gr_status status =
-        gr_job_folder_create(name, record, &supervisor->folder, &supervisor->listen_fd, diag);
+        gr_job_folder_create(name, &now, &supervisor->folder, &supervisor->listen_fd, diag);
     if (status == GR_OK) {
         status = gr_output_log_create(supervisor->folder.fd, &supervisor->log, diag);
         if (status != GR_OK) {
@@ -95,24 +104,29 @@ gr_status gr_supervisor_publish(gr_supervisor *supervisor, const char *name,
 void gr_supervisor_note_attempt(const gr_supervisor *supervisor, const gr_job_record *record)
 {
     if (supervisor != NULL && supervisor->log != NULL) {
-        gr_job_record now = *record;
-        now.supervisor = getpid();
+        const gr_job_record now = complete(supervisor, record);
         (void)gr_job_folder_write_record(&supervisor->folder, &now);
+    }
+}
+
+/* Supervisor or launcher is another process from now on. */
+static void note_processes(const gr_supervisor *supervisor)
+{
+    gr_job_record record;
+    if (supervisor->log != NULL && gr_job_folder_record(&supervisor->folder, &record)) {
+        gr_supervisor_note_attempt(supervisor, &record);
     }
 }
 
 void gr_supervisor_moved(const gr_supervisor *supervisor)
 {
     gr_job_message moved = {.kind = GR_JOB_MOVED};
-    gr_job_record record;
     supervisor->events.describe(supervisor->events.arg, &moved.status);
     moved.status.code = (int)getpid();
     if (supervisor->listen_fd >= 0) { /* whoever connects is told who listens */
         (void)listen(supervisor->listen_fd, GR_JOB_FOLDER_BACKLOG);
     }
-    if (supervisor->log != NULL && gr_job_folder_record(&supervisor->folder, &record)) {
-        gr_supervisor_note_attempt(supervisor, &record);
-    }
+    note_processes(supervisor);
     if (supervisor->config.launcher_fd >= 0) {
         (void)gr_job_send(supervisor->config.launcher_fd, &moved, NULL);
     }
@@ -173,6 +187,7 @@ static void look_after_launcher(gr_supervisor *supervisor)
         supervisor->config.launcher_fd = -1;
         supervisor->config.launcher = 0;
         supervisor->alone_us = now_us();
+        note_processes(supervisor);
         if (supervisor->log != NULL) {
             const uint64_t all[] = {gr_output_log_total(supervisor->log, 0),
                                     gr_output_log_total(supervisor->log, 1)};
@@ -239,6 +254,7 @@ static void leave(gr_supervisor *supervisor)
     supervisor->config.launcher_fd = -1;
     supervisor->config.launcher = 0;
     supervisor->alone_us = now_us();
+    note_processes(supervisor);
     int null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (null_fd >= 0) {
         lead_output(null_fd, null_fd);
@@ -341,6 +357,7 @@ static void attach(gr_supervisor *supervisor, int fd, const int fds[2])
     lead_output(fds[0], fds[1]);
     uv_timer_stop(&supervisor->timer);
     (void)gr_job_folder_write_left(&supervisor->folder, NULL);
+    note_processes(supervisor);
     answer(supervisor, fd, GR_JOB_ATTACHED, 0);
     supervisor->events.came(supervisor->events.arg, (int)pid);
 }

@@ -48,13 +48,12 @@ typedef struct gr_supervisor_config {
 gr_supervisor *gr_supervisor_create(const gr_supervisor_config *config);
 void gr_supervisor_destroy(gr_supervisor *supervisor); /* NULL ok */
 /* Makes the job's folder, after which it can be found, and tells the launcher that the job begins.
- * As gr_job_folder_create. Without a folder nobody can attach, and the job ends with its
+ * `record`: but supervisor and launcher. As gr_job_folder_create. Without a folder nobody can attach, and the job ends with its
  * launcher. */
 gr_status gr_supervisor_publish(gr_supervisor *supervisor, const char *name,
                                 const gr_job_record *record, gr_diag *diag) GR_MUST_CHECK;
 
-/* The job is begun once more: another supervisor that continues it must know. `record`: but which
- * process supervises it. */
+/* The job is begun once more: another supervisor that continues it must know. `record` as above. */
 void gr_supervisor_note_attempt(const gr_supervisor *supervisor, const gr_job_record *record);
 /* Who inherits it is a part of the job. NULL ok; -1: it has no folder. */
 int gr_supervisor_lock_fd(const gr_supervisor *supervisor);
