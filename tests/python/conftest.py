@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import uuid
 
 import pytest
 
@@ -27,12 +28,18 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip("an interpreter cannot load a sanitized library"))
 
 
-class Ranks:
-    """Runs a program on so many ranks."""
+# What an import of torch reads. The backends that are installed are none of ours.
+BEFORE_TORCH = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
+                "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
-    def __init__(self, gradus, folder, python=sys.executable):
+
+class Ranks:
+    """Runs a program on so many ranks. `words` begin the command line of each."""
+
+    def __init__(self, gradus, folder, python=sys.executable, words=()):
         self.gradus = gradus
         self.python = python
+        self.words = words or [python]
         self.folder = folder
         self.environment = {"LIBGRADUS": gradus.library, "PYTHONPATH": str(SOURCE / "python"),
                             "PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -44,7 +51,7 @@ class Ranks:
 
     def __call__(self, count, text, *arguments, code=0, flags=(), timeout=blackbox.TIMEOUT_S):
         """Returns what each rank has written, a list of lines for each."""
-        done = self.gradus("run", "-np", count, *flags, "--", self.python, self.write(text),
+        done = self.gradus("run", "-np", count, *flags, "--", *self.words, self.write(text),
                            *arguments, env=self.environment, timeout=timeout)
         assert done.returncode == code, done.stdout + done.stderr
         self.err = done.stderr
@@ -91,8 +98,27 @@ def pytest_generate_tests(metafunc):
                              indirect=True)
 
 
+@pytest.fixture(scope="session")
+def fork_server():
+    """What begins a command line of an interpreter that has imported torch: fork_server.py."""
+    program, servers = pathlib.Path(__file__).parent / "fork_server.py", {}
+
+    def words_of(python):
+        if python not in servers:
+            name = f"gradus-test-{uuid.uuid4().hex}"
+            servers[python] = name, subprocess.Popen(
+                [python, program, "--serve", name, "torch"], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, env={**os.environ, **BEFORE_TORCH})
+            assert servers[python][1].stdout.readline() == b"ready\n"
+        return [python, "-I", "-S", program, servers[python][0]]
+    yield words_of
+    for _, server in servers.values():
+        server.communicate()
+
+
 @pytest.fixture
-def torch_ranks(request, gradus, tmp_path):
-    made = Ranks(gradus, tmp_path, request.param)
-    made.environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # what is installed is none of ours
+def torch_ranks(request, gradus, tmp_path, fork_server):
+    python = getattr(request, "param", sys.executable)
+    made = Ranks(gradus, tmp_path, python, fork_server(python))
+    made.environment.update(BEFORE_TORCH)
     return made

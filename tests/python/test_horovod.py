@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Horovod's collectives of gradus.torch, each against what one process computes."""
-import importlib.util
-
 import pytest
 
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("PyTorch is not installed (Debian: python3-torch)", allow_module_level=True)
+# pytest.mark.long: the interpreters of GRADUS_PYTHONS (conftest.py)
 
 PROGRAM = '''
 import itertools
@@ -470,6 +467,6 @@ print("done")
 
 
 @pytest.mark.parametrize("count, link", [(2, "tcp"), (3, "shm")])
-def test_horovod_collectives_are_what_one_process_computes(ranks, count, link):
+def test_horovod_collectives_are_what_one_process_computes(torch_ranks, count, link):
     program = PROGRAM.replace("FIRST", str(count > 2))
-    assert ranks(count, program, flags=["--link", link]) == [["done"]] * count
+    assert torch_ranks(count, program, flags=["--link", link]) == [["done"]] * count

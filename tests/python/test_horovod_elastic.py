@@ -2,13 +2,8 @@
 """Horovod's elastic training: a worker is killed, another one comes, and nothing is lost or done
 twice."""
 import ast
-import importlib.util
-import sys
 
 import pytest
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("PyTorch is not installed (Debian: python3-torch)", allow_module_level=True)
 
 PROGRAM = '''
 import os
@@ -79,16 +74,16 @@ except hvd.HostsUpdatedInterrupt:
 '''
 
 
-def test_horovod_elastic_goes_on_without_a_killed_worker_and_with_another(ranks):
-    lines = ranks(3, PROGRAM, flags=["--min-workers", 1, "--max-workers", 3, "--restarts", 1])
+def test_horovod_elastic_goes_on_without_a_killed_worker_and_with_another(torch_ranks):
+    lines = torch_ranks(3, PROGRAM, flags=["--min-workers", 1, "--max-workers", 3, "--restarts", 1])
     found = sorted((ast.literal_eval(line) for line, in lines), key=lambda one: len(one[0]))
     assert found[0] == ([], 0)  # the worker that has come
     for sizes, errors in found[1:]:
         assert (sizes[0], sizes[-1], errors) == (2, 3, 1), found
 
 
-def test_horovod_error_ends_a_job_that_needs_all_workers(ranks):
-    lines = ranks(2, '''
+def test_horovod_error_ends_a_job_that_needs_all_workers(torch_ranks):
+    lines = torch_ranks(2, '''
         import os
         import signal
         import torch
@@ -107,7 +102,7 @@ def test_horovod_error_ends_a_job_that_needs_all_workers(ranks):
         except hvd.HorovodInternalError as error:
             print("rank 1 died" in str(error), "--min-workers" in str(error.__cause__))
         ''', code=1)
-    assert lines == [["True True"], []], ranks.err
+    assert lines == [["True True"], []], torch_ranks.err
 
 
 HOSTS = '''
@@ -161,13 +156,13 @@ print((sizes, model.weight.item() == -state.step))
 
 
 @pytest.mark.long
-def test_horovod_elastic_goes_on_while_hosts_come_and_go(ranks):
-    (ranks.folder / "hosts.list").write_text("localhost:2\n")
-    script = ranks.folder / "hosts.sh"
+def test_horovod_elastic_goes_on_while_hosts_come_and_go(torch_ranks):
+    (torch_ranks.folder / "hosts.list").write_text("localhost:2\n")
+    script = torch_ranks.folder / "hosts.sh"
     script.write_text("#!/bin/sh\ncat hosts.list\n")
     script.chmod(0o755)
-    done = ranks.gradus("run", "-np", 2, "--min-np", 1, "--max-np", 3, "--no-prefix",
+    done = torch_ranks.gradus("run", "-np", 2, "--min-np", 1, "--max-np", 3, "--no-prefix",
                         "--host-discovery-script", script, "--discovery-interval", "200ms", "--",
-                        sys.executable, ranks.write(HOSTS), env=ranks.environment)
+                        *torch_ranks.words, torch_ranks.write(HOSTS), env=torch_ranks.environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines() == ["([2, 3, 2], True)"] * 2, done.stderr

@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The public names of Horovod 0.28's interface for PyTorch, and how each is called."""
-import importlib.util
 import os
-
-import pytest
 
 from conftest import SOURCE
 
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("PyTorch is not installed (Debian: python3-torch)", allow_module_level=True)
+# pytest.mark.long: the interpreters of GRADUS_PYTHONS (conftest.py)
 
 NAMES = '''
 init(comm=None, process_sets=None)
@@ -172,6 +168,6 @@ print(seen)
 '''
 
 
-def test_horovod_names_are_there_and_called_as_horovods(ranks):
-    ranks.environment["PYTHONPATH"] += os.pathsep + str(SOURCE / "python" / "horovod")
-    assert ranks(1, PROGRAM, NAMES) == [["178"]]
+def test_horovod_names_are_there_and_called_as_horovods(torch_ranks):
+    torch_ranks.environment["PYTHONPATH"] += os.pathsep + str(SOURCE / "python" / "horovod")
+    assert torch_ranks(1, PROGRAM, NAMES) == [["178"]]

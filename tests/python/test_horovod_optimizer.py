@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Horovod's DistributedOptimizer and what belongs to it: the weights of one process."""
-import importlib.util
 import json
 import os
 
-import pytest
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("PyTorch is not installed (Debian: python3-torch)", allow_module_level=True)
+# pytest.mark.long: the interpreters of GRADUS_PYTHONS (conftest.py)
 
 PROGRAM = '''
 import copy
@@ -295,10 +291,11 @@ print("done")
 '''
 
 
-def test_horovod_optimizer_trains_as_one_process(ranks, tmp_path):
+def test_horovod_optimizer_trains_as_one_process(torch_ranks, tmp_path):
     os.mkfifo(tmp_path / "told")
-    assert ranks(2, PROGRAM, tmp_path / "trace.json", tmp_path / "told") == [["done"]] * 2
-    assert "others wait for since 0.3 s" in ranks.err and "'allreduce.late' (rank 1)" in ranks.err
+    assert torch_ranks(2, PROGRAM, tmp_path / "trace.json", tmp_path / "told") == [["done"]] * 2
+    assert "others wait for since 0.3 s" in torch_ranks.err
+    assert "'allreduce.late' (rank 1)" in torch_ranks.err
     events = json.loads((tmp_path / "trace.json").read_text())
     names = {event["args"]["name"] if event["ph"] == "M" else event["name"] for event in events}
     assert {"allreduce.traced", "NEGOTIATE_ALLREDUCE", "ALLREDUCE", "CYCLE_START"} <= names

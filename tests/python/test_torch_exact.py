@@ -222,7 +222,7 @@ def test_torch_exact_optimizer_goes_on_without_a_killed_worker(torch_ranks, tmp_
         folder = tmp_path / str(size)
         folder.mkdir()
         program = torch_ranks.write(LOSS)
-        workers = [subprocess.Popen([torch_ranks.python, program, str(rank), str(size), folder],
+        workers = [subprocess.Popen([*torch_ranks.words, program, str(rank), str(size), folder],
                                     env=torch_ranks.gradus.environment(torch_ranks.environment),
                                     stdout=subprocess.PIPE, text=True) for rank in range(size)]
         for rank, worker in enumerate(workers):

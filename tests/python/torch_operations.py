@@ -21,7 +21,6 @@ NEW = [getattr(torch, name) for name in ("uint16", "uint32", "uint64") if hasatt
 MIXED = [torch.bool, torch.complex64, torch.complex128]
 ALL = REAL + WHOLE + NEW + MIXED
 Op = dist.ReduceOp
-SUMS = [kind for kind in ALL]
 REDUCTIONS = [(Op.SUM, ALL), (Op.AVG, REAL), (Op.MIN, REAL + WHOLE), (Op.MAX, REAL + WHOLE),
               (Op.PRODUCT, REAL + WHOLE), (Op.BAND, WHOLE), (Op.BOR, WHOLE), (Op.BXOR, WHOLE)]
 gather_single = getattr(dist, "all_gather_into_tensor", None) or dist._all_gather_base
