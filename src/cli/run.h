@@ -98,6 +98,10 @@ int gr_run_room(const gr_cli_run *run);
 /* run_job.c: reads and checks the job, so that whatever is wrong in it is said before anything
  * starts. */
 gr_status gr_run_read_job(gr_cli_run *run, gr_diag *diag) GR_MUST_CHECK;
+/* Sets job->run.resume, with a text of the arena, to the newest checkpoint; NULL: there is none.
+ * Its shards count where the job says none. */
+gr_status gr_run_find_checkpoint(gr_job *job, const gr_log *log, gr_arena *arena,
+                                 gr_diag *diag) GR_MUST_CHECK;
 
 /* run_advice.c: with --dry-run of a job with parameter servers: how many of them its workers need.
  */

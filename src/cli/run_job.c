@@ -14,14 +14,10 @@
 
 enum { RESTARTS = 3 };
 
-/* Which checkpoint the job goes on from, if it does. Its shards count where the job says none. */
-static gr_status find_checkpoint(gr_cli_run *run, gr_job *job, gr_diag *diag)
+gr_status gr_run_find_checkpoint(gr_job *job, const gr_log *log, gr_arena *arena, gr_diag *diag)
 {
-    gr_status status = gr_checkpoint_may_start(job, run->options.resume, diag);
     gr_checkpoint *found = NULL;
-    if (status == GR_OK && run->options.resume) {
-        status = gr_checkpoint_find(job, &run->log, &found, diag);
-    }
+    gr_status status = gr_checkpoint_find(job, log, &found, diag);
     if (status != GR_OK || found == NULL) {
         return status;
     }
@@ -41,8 +37,19 @@ static gr_status find_checkpoint(gr_cli_run *run, gr_job *job, gr_diag *diag)
     if (status != GR_OK) {
         return status;
     }
-    run->resume = job->run.resume = gr_arena_strdup(&run->arena, path);
-    return run->resume != NULL ? GR_OK : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a path");
+    job->run.resume = gr_arena_strdup(arena, path);
+    return job->run.resume != NULL ? GR_OK : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a path");
+}
+
+/* Which checkpoint the job goes on from, if it does. */
+static gr_status find_checkpoint(gr_cli_run *run, gr_job *job, gr_diag *diag)
+{
+    gr_status status = gr_checkpoint_may_start(job, run->options.resume, diag);
+    if (status == GR_OK && run->options.resume) {
+        status = gr_run_find_checkpoint(job, &run->log, &run->arena, diag);
+        run->resume = job->run.resume;
+    }
+    return status;
 }
 
 /* With how few workers a job goes on. What a shard keeps to itself is known to one worker alone. */

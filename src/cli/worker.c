@@ -4,6 +4,7 @@
 
 #include "base/fail.h"
 #include "cli/cli.h"
+#include "cli/run.h"
 #include "launch/launch.h"
 #include "train/train.h"
 
@@ -20,6 +21,8 @@ enum { DOCUMENT_BYTES = 16 << 10 };
 
 typedef struct worker_options {
     int64_t document_fd;
+    const char *document;
+    bool resume;
 } worker_options;
 
 static const gr_config_field worker_fields[] = {
@@ -30,6 +33,15 @@ static const gr_config_field worker_fields[] = {
      .min = 0,
      .max = INT_MAX,
      .help = "the descriptor from which a worker reads its job document"},
+    {.env = "GRADUS_JOB",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(worker_options, document),
+     .help = "the job document itself, in place of the descriptor"},
+    {.flag = "--resume",
+     .type = GR_CONFIG_BOOL,
+     .offset = offsetof(worker_options, resume),
+     .help = "go on from the newest checkpoint, if there is one; gradus run names it in the "
+             "document"},
     {.key = NULL},
 };
 
@@ -76,13 +88,15 @@ static gr_status read_document(int fd, char **text_out, size_t *size_out, gr_dia
     return GR_OK;
 }
 
-static gr_status read_job(int fd, gr_job **job_out, gr_diag *diag)
+static gr_status read_job(const worker_options *options, gr_job **job_out, gr_diag *diag)
 {
+    const char *given = options->document;
     char *text = NULL;
-    size_t size = 0;
-    gr_status status = read_document(fd, &text, &size, diag);
+    size_t size = given != NULL ? strlen(given) : 0;
+    gr_status status =
+        given != NULL ? GR_OK : read_document((int)options->document_fd, &text, &size, diag);
     if (status == GR_OK) {
-        status = gr_job_parse_document(text, size, job_out, diag);
+        status = gr_job_parse_document(given != NULL ? given : text, size, job_out, diag);
     }
     free(text);
     return status == GR_OK ? gr_job_resolve(*job_out, diag) : status;
@@ -159,7 +173,7 @@ static gr_status train(gr_job *job, gr_comm **comm, gr_arena *arena, gr_diag *di
 
 static void print_usage(void)
 {
-    puts("usage: gradus worker < job.json\n\n"
+    puts("usage: gradus worker [--resume] < job.json\n\n"
          "What gradus run starts for each rank of a job: reads the job document that\n"
          "gradus run --dry-run --json job.yaml prints, and its place among the ranks from "
          "GRADUS_RANK\n"
@@ -173,12 +187,16 @@ static int work(const gr_cli_line *line)
     int code = GR_EXIT_DONE;
     const worker_options *options = line->options;
     gr_job *job = NULL;
-    gr_status status = read_job((int)options->document_fd, &job, &diag);
+    gr_status status = read_job(options, &job, &diag);
     if (status != GR_OK) {
         gr_job_close(job);
         return gr_cli_refuse(status, &diag);
     }
     status = gr_job_bind(job, &diag);
+    if (status == GR_OK && options->resume) {
+        const gr_log log = {.level = GR_LOG_WARN, .sink = gr_log_to_file, .sink_arg = stderr};
+        status = gr_run_find_checkpoint(job, &log, line->arena, &diag);
+    }
     if (status == GR_OK) {
         status = train(job, &comm, line->arena, &diag);
     }

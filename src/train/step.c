@@ -476,13 +476,18 @@ void gr_trainer_begin_update(const gr_trainer *t, gr_optimizer *optimizer, uint6
 
 /* ---- A step ---------------------------------------------------------------------------------- */
 
+bool gr_trainer_stops(const gr_trainer *t, const float *sum)
+{
+    return sum[GR_STEP_STOP] > (t->job->run.all_stop ? (float)t->job->shards - 0.5f : 0.0f);
+}
+
 void gr_trainer_take_header(gr_trainer *t, gr_meter *now)
 {
     const float *sum = t->gen.vectors[0];
     int64_t parts = (int64_t)t->job->shards * t->job->config.micro_batches;
     gr_model_update_statistics(t->model, t->values, sum + GR_STEP_HEADER,
                                (float)(1.0 / (double)parts));
-    t->step.stop = sum[GR_STEP_STOP] > 0.0f;
+    t->step.stop = gr_trainer_stops(t, sum);
     t->step.save = sum[GR_STEP_SAVE] > 0.0f;
     t->step.renew = sum[GR_STEP_RENEW] > 0.0f;
     now->loss = (double)sum[GR_STEP_LOSS];

@@ -47,8 +47,8 @@ def test_a_document_says_what_the_flags_say(gradus, job, tmp_path):
     assert (config["output"], config["checkpoint"]["every"], config["checkpoint"]["to"]) == \
         ("here", "1 epoch", "there")
     assert config["distribution"]["link"] == "tcp" and config["optimizer"]["learning_rate"] == 0.5
-    assert document["run"] == {"workers": 2, "json": False, "chaos": "slow:rank=1,x2",
-                               "chaos_after": 0}
+    assert document["run"] == {"workers": 2, "json": False, "all_stop": False,
+                               "chaos": "slow:rank=1,x2", "chaos_after": 0}
 
 
 def test_no_document_of_a_run_that_cannot_be(gradus, job):
@@ -63,6 +63,20 @@ def test_a_worker_by_hand_has_the_bits_of_a_launched_one(gradus, job, tmp_path):
     done = work(gradus, text)  # from a pipe
     assert done.returncode == 0, done
     assert sha256_of(tmp_path / "by hand") == sha256_of(tmp_path / "launched")
+
+
+def test_a_worker_goes_on_from_the_newest_checkpoint(gradus, job, tmp_path):
+    flags = ["--set", "optimizer.schedule=constant", "--checkpoint-every", "1 epoch"]
+    done = gradus("run", "-np", 2, "--output", tmp_path / "launched", *flags, job)
+    assert done.returncode == 0, done
+    for epochs, said in ((1, "starts from the beginning"), (2, "22 of them done")):
+        document = gradus.document("-np", 1, "--output", tmp_path / "by hand", *flags,
+                                   "--set", f"epochs={epochs}", job)
+        done = gradus("worker", "--resume", env={"GRADUS_JOB": document.read_text()})
+        assert done.returncode == 0 and said in done.stdout + done.stderr, done
+    assert sha256_of(tmp_path / "by hand") == sha256_of(tmp_path / "launched")
+    done = gradus("worker", env={"GRADUS_JOB": "{}"})
+    assert done.returncode == 2 and "job document: this is none" in done.stderr, done
 
 
 def test_another_descriptor(gradus, job, tmp_path):

@@ -106,6 +106,7 @@ typedef struct gr_job_run {
     int default_workers;   /* when neither says: cores */
     int checkpoint_shards; /* of the checkpoint to go on from, where the job says none; 0 */
     bool json;             /* report as JSON */
+    bool all_stop;         /* it ends early only when all of its workers are asked to */
     const char *resume;    /* the checkpoint to go on from; NULL: from the beginning */
     const char *chaos;     /* faults to inject; NULL: none */
     int64_t chaos_after;   /* those of steps up to this one have happened */

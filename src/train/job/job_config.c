@@ -418,6 +418,12 @@ static const gr_config_field run_fields[] = {
      .offset = AT(json),
      .default_text = "false",
      .help = "report as JSON, one object a line"},
+    {.key = "all_stop",
+     .type = GR_CONFIG_BOOL,
+     .offset = AT(all_stop),
+     .default_text = "false",
+     .help = "the job ends early only when all workers are asked to (SIGTERM); otherwise one is "
+             "enough"},
     {.key = "resume",
      .type = GR_CONFIG_TEXT,
      .offset = AT(resume),

@@ -334,7 +334,7 @@ static gr_status average(gr_trainer *t, uint64_t step, gr_meter *now, gr_diag *d
     }
     now->loss = (double)sum[GR_STEP_LOSS];
     now->correct = (double)sum[GR_STEP_CORRECT];
-    t->step.stop = sum[GR_STEP_STOP] > 0.0f;
+    t->step.stop = gr_trainer_stops(t, sum);
     t->step.save = sum[GR_STEP_SAVE] > 0.0f;
     t->step.renew = sum[GR_STEP_RENEW] > 0.0f;
     return GR_OK;
@@ -396,7 +396,8 @@ static gr_status take_step(gr_trainer *t, uint64_t step, gr_meter *now, gr_diag 
     l->asks_stop = l->asks_stop || t->step.asks_stop;
     /* Whoever is asked to end may have less time than a round takes: it ends with what all had when
      * it began. But what shards keep to themselves is not as it was then. */
-    l->asks_undo = t->step.asks_stop && t->job->distribution.local_state == GR_LOCAL_AVERAGE;
+    l->asks_undo = t->step.asks_stop && !t->job->run.all_stop &&
+                   t->job->distribution.local_state == GR_LOCAL_AVERAGE;
     if (l->asks_undo) {
         return end_round(t, step, now, diag);
     }
