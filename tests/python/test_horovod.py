@@ -16,9 +16,9 @@ import torch
 import gradus.torch as hvd
 
 import torch.distributed as dist
-from gradus.torch import _execute
-from gradus.torch._engine import Request, Signature
-from gradus.torch._world import world
+from gradus import _execute
+from gradus._engine import Request, Signature
+from gradus._world import world
 
 torch.Tensor.numpy = None  # there may be no numpy
 if not FIRST:  # torch.distributed and Horovod's interface in one process

@@ -15,7 +15,7 @@ import warnings
 import weakref
 import torch
 import gradus.torch as hvd
-from gradus.torch._ops import _handles
+from gradus._engine import handles as _handles
 
 hvd.init()
 n, me = hvd.size(), hvd.rank()

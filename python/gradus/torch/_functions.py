@@ -1,19 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks send each other at the beginning: parameters, the optimizer's state, objects."""
-import ctypes
-import io
-import pickle
+"""What ranks send each other at the beginning: parameters, the optimizer's state."""
 from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
 
 import torch
 
-from ._ops import allgather, broadcast_, broadcast_async_, synchronize
-from ._world import ProcessSet, global_process_set, rank
-
-try:
-    import cloudpickle as _pickler
-except ImportError:
-    _pickler = pickle
+from .._objects import broadcast_object
+from .._world import ProcessSet, global_process_set, rank
+from ._ops import broadcast_async_, synchronize
 
 
 def broadcast_parameters(params: Union[Dict[str, Any], Iterable[Tuple[str, Any]]],
@@ -88,37 +81,3 @@ def _put_together(state: Any, tensors: List[torch.Tensor]) -> Any:
     if isinstance(state, (list, tuple)):
         return type(state)([_put_together(one, tensors) for one in state])
     return state
-
-
-def _bytes_of(obj: Any) -> torch.Tensor:
-    data = io.BytesIO()
-    _pickler.dump(obj, data)
-    return torch.frombuffer(bytearray(data.getvalue()), dtype=torch.uint8)
-
-
-def _object_of(data: torch.Tensor) -> Any:
-    return pickle.loads(ctypes.string_at(data.data_ptr(), data.numel()))  # without numpy
-
-
-def broadcast_object(obj: Any = None, root_rank: int = 0, name: Optional[str] = None,
-                     process_set: ProcessSet = global_process_set) -> Any:
-    """Returns root's object, which travels as a pickle: ranks trust each other."""
-    name = name or "object"
-    mine = rank() == root_rank
-    data = _bytes_of(obj) if mine else None
-    size = broadcast_(torch.tensor([data.numel() if mine else 0]), root_rank, f"{name}.size",
-                      process_set)
-    if not mine:
-        data = torch.empty(int(size[0]), dtype=torch.uint8)
-    broadcast_(data, root_rank, f"{name}.data", process_set)
-    return obj if mine else _object_of(data)
-
-
-def allgather_object(obj: Any, name: Optional[str] = None,
-                     process_set: ProcessSet = global_process_set) -> List[Any]:
-    """Returns the objects of all ranks, in their order; they travel as pickles."""
-    name = name or "objects"
-    data = _bytes_of(obj)
-    sizes = allgather(torch.tensor([data.numel()]), f"{name}.sizes", process_set).tolist()
-    every = allgather(data, f"{name}.data", process_set)
-    return [_object_of(part) for part in torch.split(every, sizes)]

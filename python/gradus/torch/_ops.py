@@ -1,71 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
 """Horovod's collectives of tensors. Each has a form that returns a handle at once (_async) and one
 that waits; a `_` at the end means in place. Ranks may submit names in any order."""
-import itertools
-import threading
-from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 
+from .._engine import Request, Signature
+from .._execute import Arrays, adasum, kind_of
+from .._submit import *  # noqa: F401,F403
+from .._submit import (Adasum, Average, Handle, Made, Max, Min, Product, ReduceOp, Sum, name_of,
+                       op_of, root_of, submit, synchronize)
+from .._submit import __all__ as _names_of_submit
+from .._world import ProcessSet, global_process_set, world
 from ..errors import InvalidError
 from . import _tensors
 from ._compression import Compression
-from ._engine import Request, Signature
-from ._engine import handles as _handles
-from ._execute import kind_of
-from ._world import ProcessSet, global_process_set, world
 
-Handle = int
+_names: Dict[torch.dtype, str] = {}
 
 
-class ReduceOp:
-    """How contributions become one."""
-
-    def __init__(self, name: str, op: str) -> None:
-        self.name = name
-        self.op = op
-
-    def __repr__(self) -> str:
-        return f"horovod.{self.name}"
-
-    def __reduce__(self):
-        return self.name
+def _type_of(dtype: torch.dtype) -> str:
+    """Its name, which other frameworks have as well."""
+    name = _names.get(dtype)
+    if name is None:
+        name = str(dtype).rpartition(".")[2]
+        kind_of(name)
+        _names[dtype] = name
+    return name
 
 
-Average = ReduceOp("Average", "average")
-Sum = ReduceOp("Sum", "sum")
-Adasum = ReduceOp("Adasum", "adasum")
-Min = ReduceOp("Min", "min")
-Max = ReduceOp("Max", "max")
-Product = ReduceOp("Product", "product")
+class _Tensors(Arrays):
+    def empty(self, shape: Sequence[int], dtype: str) -> torch.Tensor:
+        return torch.empty(shape, dtype=getattr(torch, dtype))
 
-_UNNAMED = 16  # so many tensors without a name are under way at a time; more wait
-_next_handle = itertools.count()
-_lock = threading.Lock()
-
-
-def _op_of(op: Optional[ReduceOp], average: Optional[bool]) -> ReduceOp:
-    if op is not None and average is not None:
-        raise ValueError("op and average are given; give op alone")
-    if op is not None:
-        if not isinstance(op, ReduceOp):
-            raise ValueError(f"op is {op!r}; it is Average, Sum, Adasum, Min, Max or Product")
-        return op
-    return Sum if average is False else Average
+    def adasum(self, every: torch.Tensor, out: torch.Tensor, prescale: float,
+               postscale: float) -> None:
+        every = every * prescale if prescale != 1.0 else every
+        total = adasum(list(every.double())).to(every.dtype)
+        with torch.inference_mode():  # it may be a tensor of that mode
+            out.copy_(total * postscale if postscale != 1.0 else total)
 
 
-class _Made(str):
-    """A name that is made here. Tensors without one meet in the order in which they are
-    submitted."""
-
-
-def _name_of(kind: str, name: Optional[str], process_set: ProcessSet) -> str:
-    if name is not None:
-        return f"{kind}.{name}"
-    engine = world.engine(process_set)
-    with _lock:
-        count = engine.unnamed.setdefault(kind, itertools.count())
-        return _Made(f"{kind}.noname.{next(count) % _UNNAMED}")
+_arrays = _Tensors()
 
 
 def _dense(tensor: torch.Tensor, kind: str) -> torch.Tensor:
@@ -76,7 +52,7 @@ def _dense(tensor: torch.Tensor, kind: str) -> torch.Tensor:
         raise ValueError(f"{kind} of a tensor on {tensor.device}; only memory of the host is "
                          "supported: use tensor.cpu()")
     try:
-        kind_of(tensor.dtype)
+        _type_of(tensor.dtype)
     except InvalidError:
         raise ValueError(f"{kind} of a tensor of {tensor.dtype}, which Gradus does not have; use "
                          "tensor.float() say") from None
@@ -84,47 +60,7 @@ def _dense(tensor: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 def _parts(tensors: Sequence[torch.Tensor]) -> Tuple:
-    return tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors)
-
-
-def _submit(request: Request, process_set: ProcessSet, wake: bool) -> Any:
-    """Returns a handle; without `wake` the result, for which it waits."""
-    engine = world.engine(process_set)
-    engine.submit(request, wake)
-    if not wake:
-        return engine.wait(request)
-    handle = next(_next_handle)
-    _handles[handle] = (engine, request)
-    return handle
-
-
-def poll(handle: Handle) -> bool:
-    """Whether it is over, so that synchronize does not wait."""
-    return _entry(handle)[1].over
-
-
-def synchronize(handle: Handle) -> Any:
-    """Waits, and returns what the form without _async returns. Once for each handle."""
-    engine, request = _entry(handle)
-    try:
-        return engine.wait(request)
-    finally:
-        if request.over:
-            _handles.pop(handle, None)
-
-
-def _entry(handle: Handle) -> Tuple[Any, Request]:
-    if callable(handle):
-        raise ValueError("the handle of sparse_allreduce_async is called, not synchronized")
-    if handle not in _handles:
-        raise ValueError(f"{handle!r} is no handle of an operation, or it was synchronized already")
-    return _handles[handle]
-
-
-def forget(handle: Any) -> None:
-    """Nobody is going to synchronize it."""
-    for one in getattr(handle, "handles", (handle,)):
-        _handles.pop(one, None)
+    return tuple((_type_of(tensor.dtype), tuple(tensor.shape)) for tensor in tensors)
 
 
 def _wants_gradient(tensors: Sequence[torch.Tensor]) -> bool:
@@ -159,8 +95,8 @@ def _reduce(tensors: Sequence[torch.Tensor], targets: Optional[Sequence[torch.Te
             _tensors.put_back(put_back)
             return value
     request = Request(name, Signature("allreduce", op.op, -1, prescale, postscale, _parts(dense)),
-                      dense, outputs, result, isinstance(name, _Made))
-    return _submit(request, process_set, wake)
+                      dense, outputs, result, isinstance(name, Made), arrays=_arrays)
+    return submit(request, process_set, wake)
 
 
 def _reduce_gradient(op: ReduceOp, what: str) -> ReduceOp:
@@ -177,7 +113,7 @@ class _Allreduce(torch.autograd.Function):
     def forward(ctx, name, op, prescale, postscale, process_set, single, *tensors):
         ctx.words = (op, prescale, postscale, process_set, single)
         kind = "allreduce" if single else "grouped_allreduce"
-        found = _reduce(tensors, None, _name_of(kind, name, process_set), op, prescale, postscale,
+        found = _reduce(tensors, None, name_of(kind, name, process_set), op, prescale, postscale,
                         process_set, False, False)
         return tuple(found)
 
@@ -186,7 +122,7 @@ class _Allreduce(torch.autograd.Function):
         op, prescale, postscale, process_set, single = ctx.words
         kind = "allreduce" if single else "grouped_allreduce"
         _reduce_gradient(op, kind)
-        found = _reduce(gradients, None, _name_of(kind, None, process_set), op, prescale,
+        found = _reduce(gradients, None, name_of(kind, None, process_set), op, prescale,
                         postscale, process_set, False, False)
         return (None,) * 6 + tuple(found)
 
@@ -198,7 +134,7 @@ def allreduce(tensor: torch.Tensor, average: Optional[bool] = None, name: Option
     """Returns the reduction over all ranks of the process set, of the tensor's shape. It is
     differentiable. op: Average (as without one), Sum, Adasum, Min, Max, Product. The factors
     multiply contributions, and the result."""
-    return _compressed([tensor], name, compression, _op_of(op, average), prescale_factor,
+    return _compressed([tensor], name, compression, op_of(op, average), prescale_factor,
                        postscale_factor, process_set, True)[0]
 
 
@@ -212,7 +148,7 @@ def _compressed(tensors: Sequence[torch.Tensor], name: Optional[str], compressio
         found = _Allreduce.apply(name, op, prescale, postscale, process_set, single, *travels)
     else:
         kind = "allreduce" if single else "grouped_allreduce"
-        found = _reduce(travels, None, _name_of(kind, name, process_set), op, prescale, postscale,
+        found = _reduce(travels, None, name_of(kind, name, process_set), op, prescale, postscale,
                         process_set, False, False)
     return [compression.decompress(one, pair[1]) for one, pair in zip(found, pairs)]
 
@@ -222,7 +158,7 @@ def allreduce_async(tensor: torch.Tensor, average: Optional[bool] = None,
                     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                     process_set: ProcessSet = global_process_set) -> Handle:
     """allreduce that returns a handle. The tensor is not changed until synchronize()."""
-    return _reduce([tensor], None, _name_of("allreduce", name, process_set), _op_of(op, average),
+    return _reduce([tensor], None, name_of("allreduce", name, process_set), op_of(op, average),
                    prescale_factor, postscale_factor, process_set, True, True)
 
 
@@ -231,8 +167,8 @@ def allreduce_(tensor: torch.Tensor, average: Optional[bool] = None, name: Optio
                postscale_factor: float = 1.0,
                process_set: ProcessSet = global_process_set) -> torch.Tensor:
     """allreduce into the tensor itself."""
-    return _reduce([tensor], [tensor], _name_of("allreduce", name, process_set),
-                   _op_of(op, average), prescale_factor, postscale_factor, process_set, True, False)
+    return _reduce([tensor], [tensor], name_of("allreduce", name, process_set),
+                   op_of(op, average), prescale_factor, postscale_factor, process_set, True, False)
 
 
 def allreduce_async_(tensor: torch.Tensor, average: Optional[bool] = None,
@@ -240,8 +176,8 @@ def allreduce_async_(tensor: torch.Tensor, average: Optional[bool] = None,
                      prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                      process_set: ProcessSet = global_process_set) -> Handle:
     """allreduce_ that returns a handle."""
-    return _reduce([tensor], [tensor], _name_of("allreduce", name, process_set),
-                   _op_of(op, average), prescale_factor, postscale_factor, process_set, True, True)
+    return _reduce([tensor], [tensor], name_of("allreduce", name, process_set),
+                   op_of(op, average), prescale_factor, postscale_factor, process_set, True, True)
 
 
 def _group(tensors: Sequence[torch.Tensor], kind: str) -> List[torch.Tensor]:
@@ -260,7 +196,7 @@ def grouped_allreduce(tensors: Sequence[torch.Tensor], average: Optional[bool] =
                       process_set: ProcessSet = global_process_set) -> List[torch.Tensor]:
     """allreduce of several tensors, which are reduced when every rank has submitted them all."""
     return _compressed(_group(tensors, "grouped_allreduce"), name, compression,
-                       _op_of(op, average), prescale_factor, postscale_factor, process_set, False)
+                       op_of(op, average), prescale_factor, postscale_factor, process_set, False)
 
 
 def grouped_allreduce_async(tensors: Sequence[torch.Tensor], average: Optional[bool] = None,
@@ -269,7 +205,7 @@ def grouped_allreduce_async(tensors: Sequence[torch.Tensor], average: Optional[b
                             process_set: ProcessSet = global_process_set) -> Handle:
     """grouped_allreduce that returns a handle."""
     return _reduce(_group(tensors, "grouped_allreduce"), None,
-                   _name_of("grouped_allreduce", name, process_set), _op_of(op, average),
+                   name_of("grouped_allreduce", name, process_set), op_of(op, average),
                    prescale_factor, postscale_factor, process_set, False, True)
 
 
@@ -288,8 +224,8 @@ def grouped_allreduce_async_(tensors: Sequence[torch.Tensor], average: Optional[
                              process_set: ProcessSet = global_process_set) -> Handle:
     """grouped_allreduce_ that returns a handle."""
     tensors = _group(tensors, "grouped_allreduce")
-    return _reduce(tensors, tensors, _name_of("grouped_allreduce", name, process_set),
-                   _op_of(op, average), prescale_factor, postscale_factor, process_set, False, True)
+    return _reduce(tensors, tensors, name_of("grouped_allreduce", name, process_set),
+                   op_of(op, average), prescale_factor, postscale_factor, process_set, False, True)
 
 
 def sparse_allreduce_async(tensor: torch.Tensor, name: Optional[str] = None,
@@ -297,7 +233,7 @@ def sparse_allreduce_async(tensor: torch.Tensor, name: Optional[str] = None,
                            process_set: ProcessSet = global_process_set) -> Callable[[], Any]:
     """The sum or average of sparse tensors, by allgathers of indices and values. Returns a function
     that waits for it, and returns a sparse tensor."""
-    op = _op_of(op, None)
+    op = op_of(op, None)
     if op not in (Average, Sum):
         raise ValueError(f"sparse_allreduce_async with {op!r}; it is Average or Sum")
     tensor = tensor.detach().coalesce()
@@ -325,10 +261,10 @@ def _gather(tensors: Sequence[torch.Tensor], name: Optional[str], process_set: P
         if tensor.dim() == 0:
             raise ValueError(f"{kind} of a tensor without a dimension; use tensor.reshape(1)")
     outputs: List[torch.Tensor] = []
-    request = Request(_name_of(kind, name, process_set),
+    request = Request(name_of(kind, name, process_set),
                       Signature("allgather", parts=_parts(dense)), dense, outputs,
-                      lambda: outputs[0] if single else outputs, name is None)
-    return _submit(request, process_set, wake)
+                      lambda: outputs[0] if single else outputs, name is None, arrays=_arrays)
+    return submit(request, process_set, wake)
 
 
 class _Allgather(torch.autograd.Function):
@@ -345,7 +281,7 @@ class _Allgather(torch.autograd.Function):
     def backward(ctx, *gradients):
         process_set, single = ctx.words
         kind = "allreduce" if single else "grouped_allreduce"
-        total = _reduce(gradients, None, _name_of(kind, None, process_set), Average, 1.0, 1.0,
+        total = _reduce(gradients, None, name_of(kind, None, process_set), Average, 1.0, 1.0,
                         process_set, False, False)
         rows = allgather(torch.tensor([ctx.rows]), process_set=process_set)
         me = _index(process_set)
@@ -394,11 +330,7 @@ def grouped_allgather_async(tensors: Sequence[torch.Tensor], name: Optional[str]
 
 def _send(tensor: torch.Tensor, root_rank: int, name: Optional[str], process_set: ProcessSet,
           in_place: bool, wake: bool) -> Any:
-    engine = world.engine(process_set)
-    if root_rank not in process_set.ranks:
-        raise ValueError(f"broadcast from rank {root_rank}, which is none of the ranks "
-                         f"{process_set.ranks}")
-    root = process_set.ranks.index(root_rank)
+    root = root_of(root_rank, process_set)
     dense = _dense(tensor, "broadcast")
     if in_place:
         output, result = dense, tensor
@@ -408,11 +340,12 @@ def _send(tensor: torch.Tensor, root_rank: int, name: Optional[str], process_set
                 _tensors.put_back(put_back)
                 return tensor
     else:
-        output = result = dense.clone() if engine.rank == root else torch.empty_like(dense)
-    request = Request(_name_of("broadcast", name, process_set),
+        output = result = dense.clone() if _index(process_set) == root else \
+            torch.empty_like(dense)
+    request = Request(name_of("broadcast", name, process_set),
                       Signature("broadcast", root=root, parts=_parts([dense])), [dense], [output],
                       result, name is None)
-    return _submit(request, process_set, wake)
+    return submit(request, process_set, wake)
 
 
 class _Broadcast(torch.autograd.Function):
@@ -426,7 +359,7 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         root_rank, process_set = ctx.words
-        total, = _reduce([gradient], None, _name_of("allreduce", None, process_set), Average, 1.0,
+        total, = _reduce([gradient], None, name_of("allreduce", None, process_set), Average, 1.0,
                          1.0, process_set, False, False)
         if world.comm().rank != root_rank:
             total = torch.zeros_like(total)  # 0 times what is not finite would not be 0
@@ -479,12 +412,15 @@ def _exchange(tensor: torch.Tensor, splits: Splits, name: Optional[str], process
         parts = [rows // members] * members
     else:
         parts = _split_list(splits, members, rows)
-    outputs: List[torch.Tensor] = []
-    request = Request(_name_of("alltoall", name, process_set),
+    outputs: List[Any] = []
+
+    def result():
+        rows, received = outputs
+        return rows if splits is None else (rows, torch.tensor(received, dtype=torch.int32))
+    request = Request(name_of("alltoall", name, process_set),
                       Signature("alltoall", parts=_parts([dense]), splits=tuple(parts)), [dense],
-                      outputs, lambda: outputs[0] if splits is None else tuple(outputs),
-                      name is None)
-    return _submit(request, process_set, wake)
+                      outputs, result, name is None, arrays=_arrays)
+    return submit(request, process_set, wake)
 
 
 def _split_list(splits: Any, members: int, rows: int) -> List[int]:
@@ -543,7 +479,7 @@ def _scatter(tensors: Sequence[torch.Tensor], name: Optional[str], op: Optional[
              prescale: float, postscale: float, process_set: ProcessSet, single: bool,
              wake: bool) -> Any:
     kind = "reducescatter" if single else "grouped_reducescatter"
-    op = _op_of(op, None)
+    op = op_of(op, None)
     if op is Adasum:
         raise NotImplementedError(f"{kind} with Adasum is not supported")
     dense = [_dense(tensor, kind) for tensor in tensors]
@@ -557,10 +493,11 @@ def _scatter(tensors: Sequence[torch.Tensor], name: Optional[str], op: Optional[
         for output in outputs if zero else ():
             output.zero_()
         return outputs[0] if single else outputs
-    request = Request(_name_of(kind, name, process_set),
+    request = Request(name_of(kind, name, process_set),
                       Signature("reducescatter", op.op, -1, prescale or 1.0, postscale or 1.0,
-                                _parts(dense)), dense, outputs, result, name is None)
-    return _submit(request, process_set, wake)
+                                _parts(dense)), dense, outputs, result, name is None,
+                      arrays=_arrays)
+    return submit(request, process_set, wake)
 
 
 class _Reducescatter(torch.autograd.Function):
@@ -601,7 +538,7 @@ def _scatter_compressed(tensors: Sequence[torch.Tensor], name: Optional[str], co
     """Reduces and scatters, with gradients where they are wanted."""
     pairs = [compression.compress(tensor) for tensor in tensors]
     travels = [pair[0] for pair in pairs]
-    words = name, _op_of(op, None), prescale, postscale, process_set, single
+    words = name, op_of(op, None), prescale, postscale, process_set, single
     if _wants_gradient(travels):
         found = _Reducescatter.apply(*words, *travels)
     else:
@@ -638,22 +575,7 @@ def grouped_reducescatter_async(tensors: Sequence[torch.Tensor], name: Optional[
                     postscale_factor, process_set, False, True)
 
 
-# ---- Without tensors -----------------------------------------------------------------------------
-
-def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Returns when every rank of the process set has called it."""
-    request = Request(_name_of("barrier", None, process_set), Signature("barrier"), [], [], None,
-                      True)
-    _submit(request, process_set, False)
-
-
-def join(device: int = -1) -> int:
-    """This rank has no more data: it gives zeros to the allreduces of the others until all have
-    called it. Returns the rank that was last. `device` is ignored."""
-    return _submit(Request("join", Signature("join"), [], [], None), global_process_set, False)
-
-
-__all__ = ["Adasum", "Average", "Max", "Min", "Product", "ReduceOp", "Sum"]
+__all__ = [*_names_of_submit]
 __all__ += [name for name, value in list(globals().items())
             if callable(value) and getattr(value, "__module__", "") == __name__
             and not name.startswith("_") and not isinstance(value, type)]

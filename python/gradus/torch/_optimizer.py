@@ -7,11 +7,12 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import torch
 
+from .._objects import broadcast_object
+from .._submit import forget
+from .._world import ProcessSet, global_process_set
 from ._compression import Compression
-from ._functions import broadcast_object
 from ._ops import (Adasum, Average, ReduceOp, allreduce_async, allreduce_async_,
-                   forget, grouped_allreduce_async_, sparse_allreduce_async, synchronize)
-from ._world import ProcessSet, global_process_set
+                   grouped_allreduce_async_, sparse_allreduce_async, synchronize)
 
 Groups = Union[None, int, Sequence[Sequence[torch.Tensor]]]
 

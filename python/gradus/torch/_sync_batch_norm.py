@@ -3,8 +3,8 @@
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from .._world import is_initialized, size
 from ._ops import Sum, allreduce
-from ._world import is_initialized, size
 
 
 class SyncBatchNorm(_BatchNorm):

@@ -20,24 +20,16 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 import torch
 
+from .._engine import HorovodInternalError, HostsUpdatedInterrupt
+from .._objects import allgather_object, broadcast_object
+from .._world import rank, size, world
 from ..errors import CancelledError, Error, UnsupportedError
-from ._engine import HorovodInternalError
-from ._functions import (allgather_object, broadcast_object, broadcast_optimizer_state,
-                         broadcast_parameters)
+from ._functions import broadcast_optimizer_state, broadcast_parameters
 from ._ops import Max, allreduce
-from ._world import rank, size, world
 
 _LOST_PEERS = 76  # the launcher looks for the rank that failed first
 
 _log = logging.getLogger("gradus.torch")
-
-
-class HostsUpdatedInterrupt(RuntimeError):
-    """Workers are to join or to leave. skip_sync: the state need not be sent again."""
-
-    def __init__(self, skip_sync: bool = False) -> None:
-        super().__init__("workers are to join the job or to leave it")
-        self.skip_sync = skip_sync
 
 
 class State:

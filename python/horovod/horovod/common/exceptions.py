@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """What goes wrong."""
-from gradus.torch import HorovodInternalError, HostsUpdatedInterrupt
+from gradus._engine import HorovodInternalError, HostsUpdatedInterrupt
 
 __all__ = ["HorovodInternalError", "HostsUpdatedInterrupt"]

@@ -4,28 +4,67 @@ import ctypes
 from ctypes import byref, c_void_p
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-import torch
-
-from .._buffers import DType, dtype_of
-from .._communicator import OPS, Communicator
-from .._future import SLICE_S
-from .._library import Call, lib, quick
-from ..errors import Error, Status
+from ._buffers import DType, dtype_of
+from ._communicator import OPS, Communicator
+from ._future import SLICE_S
+from ._library import Call, lib, quick
+from .errors import Error, Status
 
 _DIRECT = 256 << 10  # so many bytes are reduced where they are, not together with others
 _SMALL = 4 << 10  # a lone tensor of so many bytes has an operation of its own
 _CALLS = 64  # of one operation, at most
 _ALIGN = 64
 
-_kinds: Dict[torch.dtype, DType] = {}
+_kinds: Dict[str, DType] = {}
 
 
-def kind_of(dtype: torch.dtype) -> DType:
+def kind_of(dtype: str) -> DType:
     """Gradus's type of elements."""
     kind = _kinds.get(dtype)
     if kind is None:
         kind = _kinds[dtype] = dtype_of(dtype)
     return kind
+
+
+class Arrays:
+    """How a framework makes arrays; they have data_ptr()."""
+
+    def empty(self, shape: Sequence[int], dtype: str) -> Any:
+        """A dense one."""
+        raise NotImplementedError
+
+    def adasum(self, every: Any, out: Any, prescale: float, postscale: float) -> None:
+        """Combines what all ranks have given, a row of `every` for each, into `out`."""
+        raise NotImplementedError
+
+
+class Memory:
+    """Elements at an address, as collectives take them, in memory that belongs to `owner`."""
+
+    __slots__ = ("owner", "address")
+
+    def __init__(self, owner: Any, address: int) -> None:
+        self.owner = owner
+        self.address = address
+
+    def data_ptr(self) -> int:
+        """Where they are."""
+        return self.address
+
+
+def _view(array: Any, size: int) -> Any:
+    """So many bytes of it, for calls of a communicator."""
+    view = (ctypes.c_uint8 * size).from_address(array.data_ptr())
+    view.owner = array
+    return view
+
+
+def numel(shape: Sequence[int]) -> int:
+    """How many elements there are."""
+    count = 1
+    for extent in shape:
+        count *= extent
+    return count
 
 
 class Response(NamedTuple):
@@ -57,15 +96,13 @@ class Small:
         (dtype, shape), = signature.parts
         self._comm = comm
         kind = kind_of(dtype)
-        count = 1
-        for extent in shape:
-            count *= extent
+        count = numel(shape)
         self._bytes = count * kind.itemsize
         self._memory = comm.alloc(count, kind)
         self._address = ctypes.addressof(self._memory)
         call = Call(coll=0, dtype=kind, op=OPS[signature.op], out=self._address, count=count,
                     prescale=signature.prescale, postscale=signature.postscale,
-                    name=name.encode(), site=b"torch")
+                    name=name.encode(), site=b"tensor")
         self._op = c_void_p()
         comm._check(lib.gr_op_create(comm._handle, byref(call), byref(self._op)), "allreduce")
 
@@ -92,8 +129,8 @@ def small_of(comm: Communicator, response: Response) -> Optional[Small]:
     signature = response.request.signature
     if signature.kind != "allreduce" or signature.op == "adasum" or len(signature.parts) != 1:
         return None
-    tensor = response.request.inputs[0]
-    if not 0 < tensor.numel() * tensor.element_size() <= _SMALL:
+    (dtype, shape), = signature.parts
+    if not 0 < numel(shape) * kind_of(dtype).itemsize <= _SMALL:
         return None
     try:
         return Small(comm, signature, response.name)
@@ -106,20 +143,13 @@ def small_of(comm: Communicator, response: Response) -> Optional[Small]:
 class _Batch:
     """Small tensors of one type that are reduced as one."""
 
-    def __init__(self, dtype: torch.dtype, call: Dict[str, Any], name: str) -> None:
+    def __init__(self, dtype: str, call: Dict[str, Any], name: str) -> None:
         self.dtype = dtype
         self.call = call
         self.name = name
         self.count = 0
         self.parts: List[Tuple[Response, int, int]] = []
-        self.region: Any = None
-
-
-def _numel(shape: Sequence[int]) -> int:
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count
+        self.address = 0
 
 
 class Executor:
@@ -129,7 +159,7 @@ class Executor:
         self._comm = comm
         self._fusion = fusion_bytes
         self._buffer: Any = None
-        self._kept: List[torch.Tensor] = []  # what operations under way use
+        self._kept: List[Any] = []  # what operations under way use
 
     def release(self) -> None:
         """Gives its memory back."""
@@ -168,11 +198,11 @@ class Executor:
             words = {"op": OPS[signature.op], "prescale": signature.prescale,
                      "postscale": signature.postscale}
             for index, (dtype, shape) in enumerate(signature.parts):
-                count = _numel(shape)
+                count = numel(shape)
                 size = count * kind_of(dtype).itemsize
                 if size >= min(_DIRECT, self._fusion):
                     if size:
-                        calls.append(self._direct(response, index, dtype, shape, words))
+                        calls.append(self._direct(response, index, dtype, count, words))
                     continue
                 key = (dtype, signature.op, signature.prescale, signature.postscale)
                 batch = batches.get(key)
@@ -184,18 +214,18 @@ class Executor:
                 batch.count += count
         self._fuse(full + list(batches.values()), calls)
 
-    def _direct(self, response: Response, index: int, dtype: torch.dtype, shape: Sequence[int],
+    def _direct(self, response: Response, index: int, dtype: str, count: int,
                 words: Dict[str, Any]) -> Tuple[Call, Any]:
         """A large tensor is not copied."""
-        request = response.request
+        request, kind = response.request, kind_of(dtype)
         if request is None:
-            zeros = torch.zeros(shape, dtype=dtype)
-            source = target = zeros
+            zeros = (ctypes.c_uint8 * (count * kind.itemsize))()
+            source = target = Memory(zeros, ctypes.addressof(zeros))
         else:
             source, target = request.inputs[index], request.outputs[index]
         self._kept += [source, target]
-        call = Call(coll=0, dtype=kind_of(dtype), out=target.data_ptr(), count=source.numel(),
-                    name=response.name.encode(), site=b"torch", **words)
+        call = Call(coll=0, dtype=kind, out=target.data_ptr(), count=count,
+                    name=response.name.encode(), site=b"tensor", **words)
         if source.data_ptr() != target.data_ptr():
             call.in_ = source.data_ptr()
         return call, [response]
@@ -203,36 +233,36 @@ class Executor:
     def _fuse(self, batches: Sequence[_Batch], calls: List[Tuple[Call, Any]]) -> None:
         total = sum(-(-batch.count * kind_of(batch.dtype).itemsize // _ALIGN) * _ALIGN
                     for batch in batches)
-        memory, at = self._memory(total), 0
+        address = ctypes.addressof(self._memory(total))
         for batch in batches:
             kind = kind_of(batch.dtype)
             if not batch.count:
                 continue
-            batch.region = torch.frombuffer(memory, dtype=batch.dtype, count=batch.count,
-                                            offset=at)
-            tensors = [torch.zeros(count, dtype=batch.dtype) if response.request is None else
-                       response.request.inputs[index].reshape(-1)
-                       for response, index, count in batch.parts]
-            if len(tensors) == 1:
-                batch.region.copy_(tensors[0])
-            else:
-                torch.cat(tensors, out=batch.region)
-            name = batch.name if len(tensors) == 1 else f"{batch.name[:40]}+{len(tensors) - 1}"
-            calls.append((Call(coll=0, dtype=kind, out=batch.region.data_ptr(), count=batch.count,
-                               name=name.encode(), site=b"torch", **batch.call),
+            batch.address = at = address
+            for response, index, count in batch.parts:
+                size = count * kind.itemsize
+                if response.request is None:
+                    ctypes.memset(at, 0, size)
+                elif count:
+                    ctypes.memmove(at, response.request.inputs[index].data_ptr(), size)
+                at += size
+            parts = len(batch.parts)
+            name = batch.name if parts == 1 else f"{batch.name[:40]}+{parts - 1}"
+            calls.append((Call(coll=0, dtype=kind, out=address, count=batch.count,
+                               name=name.encode(), site=b"tensor", **batch.call),
                           [part[0] for part in batch.parts]))
-            at += -(-batch.count * kind.itemsize // _ALIGN) * _ALIGN
+            address += -(-batch.count * kind.itemsize // _ALIGN) * _ALIGN
         for first in range(0, len(calls), _CALLS):
             self._start(calls[first:first + _CALLS])
         self._kept = []
         for batch in batches:
-            address = batch.region.data_ptr() if batch.count else 0
+            at = batch.address
             for response, index, count in batch.parts:
                 size = count * kind_of(batch.dtype).itemsize
                 if response.request is not None and count:
-                    # copy_ refuses tensors of the inference mode of another thread.
-                    ctypes.memmove(response.request.outputs[index].data_ptr(), address, size)
-                address += size
+                    # copy_ of PyTorch refuses tensors of the inference mode of another thread.
+                    ctypes.memmove(response.request.outputs[index].data_ptr(), at, size)
+                at += size
 
     def _memory(self, size: int) -> Any:
         if self._buffer is None or ctypes.sizeof(self._buffer) < size:
@@ -262,63 +292,75 @@ class Executor:
 
     def _allreduce(self, response: Response) -> None:
         """Adasum: pairs of contributions are combined, then pairs of these, ..."""
-        comm, signature = self._comm, self._signature(response)
+        comm, request, signature = self._comm, response.request, self._signature(response)
         for index, (dtype, shape) in enumerate(signature.parts):
-            own = torch.zeros(shape, dtype=dtype) if response.request is None else \
-                response.request.inputs[index]
-            every = torch.empty((comm.size, *shape), dtype=dtype)
-            if every.numel() == 0:
+            kind = kind_of(dtype)
+            size = numel(shape) * kind.itemsize
+            if not size:
                 continue
-            own = own * signature.prescale if signature.prescale != 1.0 else own
-            comm.allgather(own.contiguous(), every, name=response.name)
-            total = _adasum(list(every))
-            if response.request is not None:
-                if signature.postscale != 1.0:
-                    total = total * signature.postscale
-                with torch.inference_mode():  # it may be a tensor of that mode
-                    response.request.outputs[index].copy_(total)
+            if request is None:
+                comm.allgather(bytearray(size), bytearray(size * comm.size), name=response.name,
+                               dtype=kind)
+                continue
+            every = request.arrays.empty((comm.size, *shape), dtype)
+            comm.allgather(_view(request.inputs[index], size), _view(every, size * comm.size),
+                           name=response.name, dtype=kind)
+            request.arrays.adasum(every, request.outputs[index], signature.prescale,
+                                  signature.postscale)
 
     def _allgather(self, response: Response) -> None:
         comm, request = self._comm, response.request
         for index, (dtype, shape) in enumerate(request.signature.parts):
-            row = _numel(shape[1:])
+            kind, row = kind_of(dtype), numel(shape[1:])
             rows = [response.signatures[rank].parts[index][1][0] for rank in range(comm.size)]
-            out = torch.empty((sum(rows), *shape[1:]), dtype=dtype)
+            out = request.arrays.empty((sum(rows), *shape[1:]), dtype)
             request.outputs.append(out)
-            if out.numel():
-                comm.allgather(request.inputs[index], out, [count * row for count in rows],
-                               name=response.name)
+            if sum(rows) * row:
+                unit = row * kind.itemsize
+                comm.allgather(_view(request.inputs[index], shape[0] * unit),
+                               _view(out, sum(rows) * unit), [count * row for count in rows],
+                               name=response.name, dtype=kind)
 
     def _broadcast(self, response: Response) -> None:
         request = response.request
-        for tensor in request.outputs:
-            if tensor.numel():
-                self._comm.broadcast(tensor, request.signature.root, name=response.name)
+        for index, (dtype, shape) in enumerate(request.signature.parts):
+            kind = kind_of(dtype)
+            size = numel(shape) * kind.itemsize
+            if size:
+                self._comm.broadcast(_view(request.outputs[index], size), request.signature.root,
+                                     name=response.name, dtype=kind)
 
     def _alltoall(self, response: Response) -> None:
+        """The outputs are the rows, and how many came from each rank."""
         comm, request = self._comm, response.request
         (dtype, shape), = request.signature.parts
-        row = _numel(shape[1:])
+        kind, row = kind_of(dtype), numel(shape[1:])
         received = [response.signatures[rank].splits[comm.rank] for rank in range(comm.size)]
-        out = torch.empty((sum(received), *shape[1:]), dtype=dtype)
-        request.outputs += [out, torch.tensor(received, dtype=torch.int32)]
+        out = request.arrays.empty((sum(received), *shape[1:]), dtype)
+        request.outputs += [out, received]
         if row and any(sum(one.splits) for one in response.signatures.values()):
-            comm.alltoall(request.inputs[0], out, [rows * row for rows in request.signature.splits],
-                          [rows * row for rows in received], name=response.name)
+            unit = row * kind.itemsize
+            comm.alltoall(_view(request.inputs[0], shape[0] * unit),
+                          _view(out, sum(received) * unit),
+                          [rows * row for rows in request.signature.splits],
+                          [rows * row for rows in received], name=response.name, dtype=kind)
 
     def _reducescatter(self, response: Response) -> None:
         comm, request = self._comm, response.request
         signature = request.signature
         for index, (dtype, shape) in enumerate(signature.parts):
+            kind, row = kind_of(dtype), numel(shape[1:])
             rows = [shape[0] // comm.size + (rank < shape[0] % comm.size)
                     for rank in range(comm.size)]
-            out = torch.empty((rows[comm.rank], *shape[1:]), dtype=dtype)
+            out = request.arrays.empty((rows[comm.rank], *shape[1:]), dtype)
             request.outputs.append(out)
-            row = _numel(shape[1:])
             if shape[0] * row:
-                comm.reduce_scatter(request.inputs[index], out, signature.op,
+                unit = row * kind.itemsize
+                comm.reduce_scatter(_view(request.inputs[index], shape[0] * unit),
+                                    _view(out, rows[comm.rank] * unit), signature.op,
                                     [count * row for count in rows], name=response.name,
-                                    prescale=signature.prescale, postscale=signature.postscale)
+                                    prescale=signature.prescale, postscale=signature.postscale,
+                                    dtype=kind)
 
     def _barrier(self, response: Response) -> None:
         """All ranks have come: that is all."""
@@ -327,10 +369,9 @@ class Executor:
         response.request.finish = response.request.run()
 
 
-def _adasum(parts: List[torch.Tensor]) -> torch.Tensor:
-    """Each pair loses of its sum what both have in common; the last of an odd number waits."""
-    kind = parts[0].dtype
-    parts = [part.double() for part in parts]
+def adasum(parts: List[Any]) -> Any:
+    """Each pair loses of its sum what both have in common; the last of an odd number waits. The
+    parts are arrays of double precision."""
     while len(parts) > 1:
         pairs = []
         for a, b in zip(parts[::2], parts[1::2]):
@@ -338,4 +379,4 @@ def _adasum(parts: List[torch.Tensor]) -> torch.Tensor:
             pairs.append((1 - dot / (2 * of_a) if of_a else 1) * a
                          + (1 - dot / (2 * of_b) if of_b else 1) * b)
         parts = pairs + parts[len(pairs) * 2:]
-    return parts[0].to(kind)
+    return parts[0]

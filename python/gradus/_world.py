@@ -8,10 +8,10 @@ import sys
 import threading
 from typing import Any, Dict, List, Optional, Sequence, Union
 
-from .._communicator import Communicator
-from ..errors import CancelledError, Error, InvalidError
+from ._communicator import Communicator
 from ._engine import Engine, HorovodInternalError, Request, Settings, Signature
 from ._timeline import Timeline
+from .errors import CancelledError, Error, InvalidError
 
 _LEAVE_S = 10.0  # shutdown waits for so long until the other ranks know
 # What the environment says of the job does not concern a process set.
@@ -298,13 +298,13 @@ def _connect() -> Communicator:
         raise
     except InvalidError as error:
         # The secret is given once: somebody else has made a communicator of it.
-        from . import _c10d
-        job = _c10d._job.communicator
+        c10d = sys.modules.get("gradus.torch._c10d")
+        job = None if c10d is None else c10d._job.communicator
         if job is None or job._closed:
             raise
         try:
             return Communicator(rank=job.rank, size=job.size, op_timeout=math.inf,
-                                settings=_SET_SETTINGS, allgather=_c10d._gather_by_job(
+                                settings=_SET_SETTINGS, allgather=c10d._gather_by_job(
                                     job, list(range(job.size))))
         except InvalidError:
             raise error from None

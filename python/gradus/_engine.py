@@ -23,14 +23,12 @@ from collections import deque
 from ctypes import byref, c_uint64, c_void_p
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-import torch
-
-from .._communicator import Communicator
-from .._future import SLICE_S
-from .._library import Call, lib, quick
-from ..errors import Error, Status
 from . import _execute
+from ._communicator import Communicator
+from ._future import SLICE_S
+from ._library import Call, lib, quick
 from ._timeline import Timeline
+from .errors import Error, Status
 
 _HEARTBEAT_S = 1.0  # an idle rank takes part in a cycle at least so often
 _STALE_S = 0.5  # what has waited with its bit for so long may have another signature elsewhere
@@ -46,6 +44,14 @@ handles: Dict[int, Tuple["Engine", "Request"]] = {}  # what nobody has synchroni
 
 class HorovodInternalError(RuntimeError):
     """An operation failed, because a rank was lost or ranks have submitted different things."""
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """Workers are to join or to leave. skip_sync: the state need not be sent again."""
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("workers are to join the job or to leave it")
+        self.skip_sync = skip_sync
 
 
 class Settings(NamedTuple):
@@ -66,7 +72,7 @@ class Signature(NamedTuple):
     root: int = -1
     prescale: float = 1.0
     postscale: float = 1.0
-    parts: Tuple[Tuple[torch.dtype, Tuple[int, ...]], ...] = ()
+    parts: Tuple[Tuple[str, Tuple[int, ...]], ...] = ()  # type, shape
     splits: Tuple[int, ...] = ()
 
     def common(self) -> Tuple:
@@ -77,14 +83,13 @@ class Signature(NamedTuple):
         return self
 
     def __str__(self) -> str:
-        kinds = {dtype for dtype, _ in self.parts}
         words = self.kind + (f" ({self.op})" if self.op else "")
         if self.root >= 0:
             words += f" from rank {self.root}"
         if self.parts:
             shown = ", ".join(str(list(shape)) for _, shape in self.parts[:3])
             more = f" and {len(self.parts) - 3} more" if len(self.parts) > 3 else ""
-            types = "/".join(sorted(str(kind).rpartition(".")[2] for kind in kinds))
+            types = "/".join(sorted({dtype for dtype, _ in self.parts}))
             words += f" of {types} {shown}{more}"
         if (self.prescale, self.postscale) != (1.0, 1.0):
             words += f" scaled by {self.prescale} and {self.postscale}"
@@ -94,23 +99,26 @@ class Signature(NamedTuple):
 class Request:
     """A collective that this rank has submitted.
 
-    inputs, outputs  dense tensors; those of a reduction may be the same
+    inputs, outputs  dense arrays, whose data_ptr() says where they are; those of a reduction may be
+                     the same
     finish           makes the result when it is over; or the result itself
-    run              instead of tensors: what all ranks call at the same point
+    run              instead of arrays: what all ranks call at the same point
+    arrays           makes the outputs whose shape depends on other ranks
     """
 
     __slots__ = ("name", "signature", "inputs", "outputs", "finish", "run", "unnamed", "over",
-                 "error", "entry", "since", "result")
+                 "error", "entry", "since", "result", "arrays")
 
-    def __init__(self, name: str, signature: Signature, inputs: List[torch.Tensor],
-                 outputs: List[torch.Tensor], finish: Any, unnamed: bool = False,
-                 run: Optional[Callable[[], Any]] = None) -> None:
+    def __init__(self, name: str, signature: Signature, inputs: List[Any], outputs: List[Any],
+                 finish: Any, unnamed: bool = False, run: Optional[Callable[[], Any]] = None,
+                 arrays: Optional[_execute.Arrays] = None) -> None:
         self.name = str(name)
         self.signature = signature
         self.inputs = inputs
         self.outputs = outputs
         self.finish = finish
         self.run = run
+        self.arrays = arrays
         self.unnamed = unnamed  # it may wait for an earlier one of its name
         self.over = False
         self.error: Optional[BaseException] = None

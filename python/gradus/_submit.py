@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Horovod's collectives have in common for all frameworks: operations, names, handles."""
+import itertools
+import threading
+from typing import Any, Optional, Tuple
+
+from ._engine import Request, Signature
+from ._engine import handles as _handles
+from ._world import ProcessSet, global_process_set, world
+
+Handle = int
+
+
+class ReduceOp:
+    """How contributions become one."""
+
+    def __init__(self, name: str, op: str) -> None:
+        self.name = name
+        self.op = op
+
+    def __repr__(self) -> str:
+        return f"horovod.{self.name}"
+
+    def __reduce__(self):
+        return self.name
+
+
+Average = ReduceOp("Average", "average")
+Sum = ReduceOp("Sum", "sum")
+Adasum = ReduceOp("Adasum", "adasum")
+Min = ReduceOp("Min", "min")
+Max = ReduceOp("Max", "max")
+Product = ReduceOp("Product", "product")
+
+_UNNAMED = 16  # so many tensors without a name are under way at a time; more wait
+_next_handle = itertools.count()
+_lock = threading.Lock()
+
+
+def op_of(op: Optional[ReduceOp], average: Optional[bool]) -> ReduceOp:
+    """That of the arguments `op` and `average`."""
+    if op is not None and average is not None:
+        raise ValueError("op and average are given; give op alone")
+    if op is not None:
+        if not isinstance(op, ReduceOp):
+            raise ValueError(f"op is {op!r}; it is Average, Sum, Adasum, Min, Max or Product")
+        return op
+    return Sum if average is False else Average
+
+
+class Made(str):
+    """A name that is made here. Tensors without one meet in the order in which they are
+    submitted."""
+
+
+def name_of(kind: str, name: Optional[str], process_set: ProcessSet) -> str:
+    """The name that ranks meet by."""
+    if name is not None:
+        return f"{kind}.{name}"
+    engine = world.engine(process_set)
+    with _lock:
+        count = engine.unnamed.setdefault(kind, itertools.count())
+        return Made(f"{kind}.noname.{next(count) % _UNNAMED}")
+
+
+def root_of(root_rank: int, process_set: ProcessSet) -> int:
+    """The number in the process set of a rank of the job."""
+    world.engine(process_set)
+    if root_rank not in process_set.ranks:
+        raise ValueError(f"broadcast from rank {root_rank}, which is none of the ranks "
+                         f"{process_set.ranks}")
+    return process_set.ranks.index(root_rank)
+
+
+def submit(request: Request, process_set: ProcessSet, wake: bool) -> Any:
+    """Returns a handle; without `wake` the result, for which it waits."""
+    engine = world.engine(process_set)
+    engine.submit(request, wake)
+    if not wake:
+        return engine.wait(request)
+    handle = next(_next_handle)
+    _handles[handle] = (engine, request)
+    return handle
+
+
+def poll(handle: Handle) -> bool:
+    """Whether it is over, so that synchronize does not wait."""
+    return _entry(handle)[1].over
+
+
+def synchronize(handle: Handle) -> Any:
+    """Waits, and returns what the form without _async returns. Once for each handle."""
+    engine, request = _entry(handle)
+    try:
+        return engine.wait(request)
+    finally:
+        if request.over:
+            _handles.pop(handle, None)
+
+
+def _entry(handle: Handle) -> Tuple[Any, Request]:
+    if callable(handle):
+        raise ValueError("the handle of sparse_allreduce_async is called, not synchronized")
+    if handle not in _handles:
+        raise ValueError(f"{handle!r} is no handle of an operation, or it was synchronized already")
+    return _handles[handle]
+
+
+def forget(handle: Any) -> None:
+    """Nobody is going to synchronize it."""
+    for one in getattr(handle, "handles", (handle,)):
+        _handles.pop(one, None)
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Returns when every rank of the process set has called it."""
+    request = Request(name_of("barrier", None, process_set), Signature("barrier"), [], [], None,
+                      True)
+    submit(request, process_set, False)
+
+
+def join(device: int = -1) -> int:
+    """This rank has no more data: it gives zeros to the allreduces of the others until all have
+    called it. Returns the rank that was last. `device` is ignored."""
+    return submit(Request("join", Signature("join"), [], [], None), global_process_set, False)
+
+
+__all__ = ["Adasum", "Average", "Max", "Min", "Product", "ReduceOp", "Sum", "barrier", "join",
+           "poll", "synchronize"]
