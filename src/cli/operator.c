@@ -94,6 +94,13 @@ static const gr_config_field operator_fields[] = {
      .max = 4096,
      .value_name = "N",
      .help = "the same, as mpi-operator calls it"},
+    {.flag = "--wait-for-resources",
+     .type = GR_CONFIG_DURATION,
+     AT(wait_us),
+     .default_text = "2min",
+     .min = 0,
+     .max = 86400e6,
+     .help = "how long it waits at its start for resources that are not installed"},
     {.flag = "--leader-elect",
      .type = GR_CONFIG_BOOL,
      AT(elects),
@@ -315,6 +322,7 @@ static int serve(const gr_operator_options *options)
         (void)gr_fail(&diag, GR_E_IO, "cannot wait for signals: %s", strerror(errno));
         return gr_cli_fail(GR_EXIT_FAILED, &diag);
     }
+        .wait_for_resources_us = options->wait_us,
     gr_status status = gr_operator_serve(&how, &began, &diag);
     close(how.stop_fd);
     if (status == GR_OK) {

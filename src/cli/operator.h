@@ -21,7 +21,7 @@ typedef struct gr_operator_options {
     const char *kubeconfig, *context, *server;
     const char *const *kinds;
     double requests_a_second;
-    int64_t burst, jobs_at_once;
+    int64_t burst, jobs_at_once, wait_us;
     bool elects;
     const char *lease_space, *lease_name;
     int64_t lease_us, renew_us, retry_us;

@@ -453,7 +453,8 @@ def test_slow_clients_hold_nobody_up(api, cluster, operator):
 def refused(config, *flags, code=2):
     done = subprocess.run([BUILD / "gradus", "operator", "--kubeconfig", config,
                            "--metrics-bind-address", "0", "--health-probe-bind-address", "0",
-                           *flags], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                           "--wait-for-resources", "0s", *flags],
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True,
                           timeout=TIMEOUT_S)
     assert done.returncode == code, done.stderr
     last = done.stderr.splitlines()[-1]
@@ -496,6 +497,41 @@ def test_kind_that_is_not_installed(api, config):
     assert "the cluster has no mpijobs" in refused(config, "--enable-scheme", "mpijob.v2beta1")
     said = refused(config, "--enable-scheme", "xgboostjob")
     assert '--enable-scheme: there is no kind "xgboostjob"; this operator has MPIJob' in said
+
+
+@pytest.mark.parametrize("scheduler, group, who", [
+    ("volcano", "scheduling.volcano.sh/v1beta1", "volcano"),
+    ("placer", "scheduling.x-k8s.io/v1alpha1", "scheduler-plugins")])
+def test_pod_group_that_is_not_installed(api, config, scheduler, group, who):
+    api.absent.add(f"{group}/podgroups")
+    said = refused(config, "--gang-scheduling", scheduler)
+    assert f"the cluster has no podgroups of {group}; " in said and who in said
+    assert "leads" not in said and not api.asked("/leases")
+
+
+def test_resources_that_are_installed_later_are_waited_for(api, cluster, config):
+    kinds = {f"kubeflow.org/{one}" for one in ("v2beta1/mpijobs", "v1/mpijobs", "v1/tfjobs",
+                                               "v1/pytorchjobs")}
+    groups = "scheduling.volcano.sh/v1beta1/podgroups"
+    api.absent.update(kinds | {groups})
+    with Operator(config, "--gang-scheduling", "volcano") as operator:
+        operator.wait_for("no mpijobs of kubeflow.org/v2beta1; .*; the operator waits for them")
+        api.absent.clear()
+        api.absent.add(groups)
+        operator.wait_for("no podgroups of .*; the operator waits for them")
+        assert not api.asked("/leases")
+        api.absent.clear()
+        operator.wait_for("leads")
+        cluster.submit(mpi_job("a"))
+        cluster.await_workers("a", 2)
+        assert api.get("scheduling.volcano.sh/v1beta1/podgroups", "a")
+
+
+def test_operator_that_waits_for_resources_ends_in_order(api, config):
+    api.absent.add("scheduling.volcano.sh/v1beta1/podgroups")
+    with Operator(config, "--gang-scheduling", "volcano") as operator:
+        operator.wait_for("the operator waits for them")
+        assert operator.stop() == 0
 
 
 NEEDED = [(verb, what) for what, verbs in {

@@ -310,10 +310,15 @@ static gr_status start(gr_serve *serve, gr_diag *diag)
     }
     status = gr_serve_find_kinds(serve, diag);
     if (status == GR_OK && !gr_serve_is_over(serve)) {
+    serve->resources_due_us =
+        gr_clock_now_us(&serve->clock) + serve->options->wait_for_resources_us;
         status = start_controller(serve, diag);
     }
     if (status == GR_OK && !gr_serve_is_over(serve)) {
         status = gr_serve_check_rights(serve, diag);
+    if (status == GR_OK && !gr_serve_is_over(serve)) {
+        status = gr_serve_find_resources(serve, diag);
+    }
     }
     if (status != GR_OK || gr_serve_is_over(serve)) {
         return status;

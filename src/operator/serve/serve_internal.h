@@ -66,6 +66,7 @@ struct gr_serve {
     int writes_count;        /* on their way */
     gr_kube_lease *lease;
     char leader[128];
+    int64_t resources_due_us; /* until then what is not installed is waited for */
     bool leads, is_released;
     bool is_stopped;  /* it is to end in order */
     gr_status status; /* not GR_OK: it is to end at once, with this sentence */
@@ -85,8 +86,11 @@ void gr_serve_fail(gr_serve *serve, gr_status status, const gr_diag *diag);
 void gr_serve_warn(gr_serve *serve, const char *sentence);
 
 /* ---- startup.c ---- */
-/* Fills `kinds`: those that were asked for, or those that the cluster has and permits. */
+/* Fills `kinds`: those that were asked for, or those that the cluster has and permits.
+ * GR_E_NOT_FOUND: one that was asked for is not installed, or none is, and none came. */
 gr_status gr_serve_find_kinds(gr_serve *serve, gr_diag *diag) GR_MUST_CHECK;
+/* GR_E_NOT_FOUND: something that the controller reads is not installed. The controller is there. */
+gr_status gr_serve_find_resources(gr_serve *serve, gr_diag *diag) GR_MUST_CHECK;
 /* GR_E_AUTH: a role misses something without which no work can be done; each thing that it misses
  * is logged. The controller is there. */
 gr_status gr_serve_check_rights(gr_serve *serve, gr_diag *diag) GR_MUST_CHECK;

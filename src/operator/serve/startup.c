@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Before an operator works: which kinds of jobs the cluster has, and what it is permitted to do. */
+/* Before an operator works: which kinds of jobs the cluster has, whether all that it takes is
+ * installed, and what it is permitted to do. */
 
 #include "base/fail.h"
 #include "operator/serve/serve_internal.h"
@@ -10,39 +11,128 @@
 #include <string.h>
 #include <strings.h>
 
-/* ---- Kinds ----------------------------------------------------------------------------------- */
+enum { ASK_AGAIN_US = 250000, ASK_AGAIN_MAX_US = 5000000 };
+
+/* ---- Probes ---------------------------------------------------------------------------------- */
 /* Is there anything to list? The first object or the end of the list tells. */
-typedef struct kind_probe {
+typedef struct resource_probe {
     gr_serve *serve;
-    const gr_operator_kind *kind;
+    const gr_operator_kind *kind; /* NULL: it is no resource of jobs */
     size_t resource;
     gr_kube_call *call; /* NULL: it is answered */
-    bool is_there, is_asked_for;
+    bool is_there, is_asked_for, is_left_out;
     int http;
     gr_diag diag;
-} kind_probe;
+} resource_probe;
 
 static void take_first(void *arg, json_t *object)
 {
-    kind_probe *probe = arg;
-    if (object != NULL && probe->call != NULL) {
-        probe->is_there = true;
-        gr_kube_cancel(probe->serve->kube, probe->call);
-        probe->call = NULL;
+    resource_probe *one = arg;
+    if (object != NULL && one->call != NULL) {
+        one->is_there = true;
+        gr_kube_cancel(one->serve->kube, one->call);
+        one->call = NULL;
     }
 }
 
 static void take_end(void *arg, const gr_kube_answer *answer)
 {
-    kind_probe *probe = arg;
-    probe->call = NULL;
-    probe->is_there = answer->status == GR_OK;
-    probe->http = answer->http;
+    resource_probe *one = arg;
+    one->call = NULL;
+    one->is_there = answer->status == GR_OK;
+    one->http = answer->http;
     if (answer->diag != NULL) {
-        probe->diag = *answer->diag;
+        one->diag = *answer->diag;
     }
 }
 
+static gr_status ask(resource_probe *one, gr_diag *diag)
+{
+    gr_serve_resource resource;
+    bool is_global = gr_operator_resources[one->resource].is_global;
+    gr_serve_name_resource(one->resource, &resource);
+    one->is_there = false;
+    one->http = 0;
+    gr_kube_request request = {.verb = GR_KUBE_LIST,
+                               .resource = resource.name,
+                               .space = is_global ? NULL : one->serve->options->space,
+                               .limit = 1,
+                               .item = take_first,
+                               .done = take_end,
+                               .arg = one};
+    gr_status status = gr_kube_submit(one->serve->kube, &request, &one->call, diag);
+    return status == GR_PENDING ? GR_OK : status;
+}
+
+/* Asks for all of them, and waits for the answers. */
+static gr_status ask_all(gr_serve *serve, resource_probe *probes, size_t count, gr_diag *diag)
+{
+    gr_status status = GR_OK;
+    for (size_t i = 0; i < count && status == GR_OK; i++) {
+        status = ask(&probes[i], diag);
+    }
+    for (size_t i = 0; i < count && status == GR_OK; i++) {
+        while (probes[i].call != NULL && !gr_serve_is_over(serve)) {
+            gr_serve_pump(serve, GR_NEVER);
+        }
+    }
+    for (size_t i = 0; i < count; i++) { /* nobody waits any more */
+        if (probes[i].call != NULL) {
+            gr_kube_cancel(serve->kube, probes[i].call);
+            probes[i].call = NULL;
+        }
+    }
+    return status;
+}
+
+static const char *how_to_install(const gr_operator_resource *row)
+{
+    if (row->is_job) {
+        bool is_other = strcmp(row->kind, gr_mpijob_v1.kind) == 0 &&
+                        strcmp(row->api_version, gr_mpijob_v1.api_version) == 0;
+        return is_other ? "\"kubectl apply --server-side -f deploy/base/mpijobs-v1.yaml\" of "
+                          "Gradus's source installs them in place of those of v2beta1"
+                        : "\"kubectl apply --server-side -k deploy/base\" of Gradus's source "
+                          "installs them";
+    }
+    switch (row->gang) {
+    case GR_GANG_VOLCANO:
+        return "volcano, which --gang-scheduling names, installs them (volcano.sh)";
+    case GR_GANG_OTHER:
+        return "the scheduler-plugins, one of which --gang-scheduling names, install them "
+               "(github.com/kubernetes-sigs/scheduler-plugins)";
+    default:
+        return "Kubernetes itself has them from 1.23 on";
+    }
+}
+
+static gr_status fail_missing(const resource_probe *one, gr_diag *diag)
+{
+    const gr_operator_resource *row = &gr_operator_resources[one->resource];
+    return gr_fail(diag, GR_E_NOT_FOUND, "the cluster has no %s of %s; %s", row->plural,
+                   row->api_version, how_to_install(row));
+}
+
+/* What is missing may be about to be installed: a pause, longer each time. False: it is not waited
+ * for any longer. */
+static bool has_patience(gr_serve *serve, int64_t *pause_us, const gr_diag *missing)
+{
+    char sentence[GR_DIAG_TEXT_BYTES + 64];
+    int64_t now_us = gr_clock_now_us(&serve->clock);
+    int64_t until_us = gr_earlier_us(now_us + *pause_us, serve->resources_due_us);
+    if (now_us >= serve->resources_due_us || gr_serve_is_over(serve)) {
+        return false;
+    }
+    snprintf(sentence, sizeof sentence, "%s; the operator waits for them", missing->text);
+    gr_serve_warn(serve, sentence);
+    *pause_us = 2 * *pause_us < ASK_AGAIN_MAX_US ? 2 * *pause_us : ASK_AGAIN_MAX_US;
+    while (gr_clock_now_us(&serve->clock) < until_us && !gr_serve_is_over(serve)) {
+        gr_serve_pump(serve, until_us);
+    }
+    return true;
+}
+
+/* ---- Kinds ----------------------------------------------------------------------------------- */
 /* "MPIJob", "mpijob" and "mpijob.v1" are words for MPIJob of kubeflow.org/v1. */
 static bool is_word_for(const char *word, const gr_operator_kind *kind)
 {
@@ -63,13 +153,13 @@ static bool is_asked_for(const gr_serve *serve, const gr_operator_kind *kind)
 }
 
 /* Those that the operator knows. */
-static size_t fill_probes(gr_serve *serve, kind_probe *probes)
+static size_t fill_probes(gr_serve *serve, resource_probe *probes)
 {
     size_t count = 0;
     for (size_t i = 0; gr_operator_kinds[i] != NULL && count < GR_SERVE_KINDS_MAX; i++) {
         const gr_operator_kind *kind = gr_operator_kinds[i];
         if (serve->options->kinds == NULL || is_asked_for(serve, kind)) {
-            probes[count++] = (kind_probe){
+            probes[count++] = (resource_probe){
                 .serve = serve,
                 .kind = kind,
                 .resource = gr_operator_resource_find(kind->api_version, kind->kind),
@@ -97,60 +187,10 @@ static gr_status check_words(const gr_serve *serve, gr_diag *diag)
     return GR_OK;
 }
 
-static gr_status ask(kind_probe *probe, gr_diag *diag)
-{
-    gr_serve_resource resource;
-    gr_serve_name_resource(probe->resource, &resource);
-    gr_kube_request request = {.verb = GR_KUBE_LIST,
-                               .resource = resource.name,
-                               .space = probe->serve->options->space,
-                               .limit = 1,
-                               .item = take_first,
-                               .done = take_end,
-                               .arg = probe};
-    gr_status status = gr_kube_submit(probe->serve->kube, &request, &probe->call, diag);
-    return status == GR_PENDING ? GR_OK : status;
-}
-
-/* A kind that is not there, or not permitted: is that the end? */
-static gr_status judge(const kind_probe *probe, gr_diag *diag)
-{
-    const char *plural = gr_operator_resources[probe->resource].plural;
-    if (probe->http == 404) {
-        gr_status status = gr_fail(
-            diag, GR_E_NOT_FOUND,
-            "the cluster has no %s of %s; \"kubectl apply --server-side -k deploy/base\" of "
-            "Gradus's source installs them",
-            plural, probe->kind->api_version);
-        return probe->is_asked_for ? status : GR_OK;
-    }
-    *diag = probe->diag;
-    bool may_be_left_out = probe->http == 403 && !probe->is_asked_for;
-    return may_be_left_out ? GR_OK : (gr_status)diag->status;
-}
-
-static gr_status await_probes(gr_serve *serve, kind_probe *probes, size_t count, gr_diag *diag)
-{
-    gr_status status = GR_OK;
-    for (size_t i = 0; i < count && status == GR_OK; i++) {
-        status = ask(&probes[i], diag);
-    }
-    for (size_t i = 0; i < count && status == GR_OK; i++) {
-        while (probes[i].call != NULL && !gr_serve_is_over(serve)) {
-            gr_serve_pump(serve, GR_NEVER);
-        }
-    }
-    for (size_t i = 0; i < count; i++) { /* nobody waits any more */
-        if (probes[i].call != NULL) {
-            gr_kube_cancel(serve->kube, probes[i].call);
-        }
-    }
-    return status;
-}
-
 /* A cluster shows each MPIJob in all versions that it has: the first of those is served. NULL:
  * there is none of this kind. */
-static const kind_probe *find_served(const kind_probe *probes, size_t count, const char *kind)
+static const resource_probe *find_served(const resource_probe *probes, size_t count,
+                                         const char *kind)
 {
     size_t i = 0;
     while (i < count && (!probes[i].is_there || strcmp(probes[i].kind->kind, kind) != 0)) {
@@ -159,36 +199,107 @@ static const kind_probe *find_served(const kind_probe *probes, size_t count, con
     return i < count ? &probes[i] : NULL;
 }
 
-gr_status gr_serve_find_kinds(gr_serve *serve, gr_diag *diag)
+/* A kind that is not there, or not permitted: is that the end? */
+static gr_status judge(const resource_probe *one, gr_diag *diag)
 {
-    kind_probe probes[GR_SERVE_KINDS_MAX];
-    size_t found = 0, count = fill_probes(serve, probes);
-    gr_diag missing = {0};
-    gr_status status = check_words(serve, diag);
-    if (status == GR_OK) {
-        status = await_probes(serve, probes, count, diag);
+    if (one->http == 404) {
+        gr_status status = fail_missing(one, diag);
+        return one->is_asked_for ? status : GR_OK;
     }
-    for (size_t i = 0; i < count && status == GR_OK && !gr_serve_is_over(serve); i++) {
-        const kind_probe *served = find_served(probes, count, probes[i].kind->kind);
+    *diag = one->diag;
+    bool may_be_left_out = one->http == 403 && !one->is_asked_for;
+    return may_be_left_out ? GR_OK : (gr_status)diag->status;
+}
+
+/* Fills the kinds by what the probes have found. GR_E_NOT_FOUND: one is missing, or all are. */
+static gr_status choose_kinds(gr_serve *serve, resource_probe *probes, size_t count, gr_diag *diag)
+{
+    size_t found = 0;
+    gr_diag missing = {0};
+    for (size_t i = 0; i < count; i++) {
+        const resource_probe *served = find_served(probes, count, probes[i].kind->kind);
+        probes[i].is_left_out = served == NULL;
         if (served == &probes[i]) {
             serve->kinds[found++] = probes[i].kind;
         }
         if (served != NULL) {
             continue;
         }
-        status = judge(&probes[i], diag);
-        if (status == GR_OK) {
-            gr_log_write(serve->log, GR_LOG_INFO, "operator", "%s of %s is left out: %s",
-                         probes[i].kind->kind, probes[i].kind->api_version, diag->text);
+        gr_status status = judge(&probes[i], diag);
+        if (status != GR_OK) {
+            return status;
         }
+        probes[i].diag = *diag;
         if (missing.status == GR_OK || probes[i].http == 403) {
             missing = *diag;
         }
     }
-    if (status == GR_OK && found == 0 && !gr_serve_is_over(serve)) {
+    serve->kinds[found] = NULL;
+    if (found == 0) {
         *diag = missing;
-        status = (gr_status)missing.status;
+        return (gr_status)missing.status;
     }
+    return GR_OK;
+}
+
+gr_status gr_serve_find_kinds(gr_serve *serve, gr_diag *diag)
+{
+    resource_probe probes[GR_SERVE_KINDS_MAX];
+    size_t count = fill_probes(serve, probes);
+    int64_t pause_us = ASK_AGAIN_US;
+    gr_status status = check_words(serve, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    do {
+        status = ask_all(serve, probes, count, diag);
+        if (status != GR_OK || gr_serve_is_over(serve)) {
+            return status;
+        }
+        status = choose_kinds(serve, probes, count, diag);
+    } while (status == GR_E_NOT_FOUND && has_patience(serve, &pause_us, diag));
+    for (size_t i = 0; i < count && status == GR_OK; i++) {
+        if (probes[i].is_left_out) {
+            gr_log_write(serve->log, GR_LOG_INFO, "operator", "%s of %s is left out: %s",
+                         probes[i].kind->kind, probes[i].kind->api_version, probes[i].diag.text);
+        }
+    }
+    return status;
+}
+
+/* ---- Other resources ------------------------------------------------------------------------- */
+/* Only what is not installed is an end: rights have a check of their own, and all else may pass. */
+static gr_status find_missing(const resource_probe *probes, size_t count, gr_diag *diag)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (probes[i].http == 404) {
+            return fail_missing(&probes[i], diag);
+        }
+    }
+    return GR_OK;
+}
+
+gr_status gr_serve_find_resources(gr_serve *serve, gr_diag *diag)
+{
+    resource_probe *probes = calloc(gr_operator_resource_count, sizeof *probes);
+    size_t count = 0;
+    int64_t pause_us = ASK_AGAIN_US;
+    gr_status status = GR_OK;
+    if (probes == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a request");
+    }
+    for (size_t i = 0; i < gr_operator_resource_count; i++) {
+        if (!gr_operator_resources[i].is_job && gr_controller_uses(serve->controller, i)) {
+            probes[count++] = (resource_probe){.serve = serve, .resource = i};
+        }
+    }
+    do {
+        status = ask_all(serve, probes, count, diag);
+        if (status == GR_OK && !gr_serve_is_over(serve)) {
+            status = find_missing(probes, count, diag);
+        }
+    } while (status == GR_E_NOT_FOUND && has_patience(serve, &pause_us, diag));
+    free(probes);
     return status;
 }
 
