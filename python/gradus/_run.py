@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A function becomes a job of this host: gradus.run, and what its workers do."""
-import collections
 import os
 import pathlib
 import pickle
 import re
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ._command import program
+from ._process import Process, environment
 from .errors import Error, InvalidError
 
 try:
@@ -22,9 +19,8 @@ try:
 except ImportError:
     _pickler = pickle
 
-_LAST_LINES = 40  # of what the job has written to stderr, for errors
 # What follows from another rank's failure, and is not its cause.
-_FOLLOWS = ("PeerLostError", "BrokenError", "AbortedError")
+FOLLOWS = ("PeerLostError", "BrokenError", "AbortedError")
 
 
 class RankError(Error):
@@ -57,6 +53,13 @@ def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Dict[
     Raises RankError, a gradus.Error: the first rank that failed ends the others; it has the rank's
     traceback. InvalidError: the function, or a result, cannot be pickled; num_proc is less than 1.
     NotFoundError: no command."""
+    return call(fn, args, kwargs, num_proc, flags, env, Process)
+
+
+def call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Optional[Dict[str, Any]],
+         num_proc: int, flags: Sequence[str], env: Optional[Dict[str, str]],
+         start: Callable[..., Process]) -> List[Any]:
+    """What run() does; start(words, environment) starts the command."""
     if num_proc < 1:
         raise InvalidError(f"num_proc is {num_proc}; it is 1 or more", operation="run")
     try:
@@ -74,24 +77,20 @@ def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Dict[
         _write(folder / "job", job)
         words = [program(), "run", "-np", str(num_proc), "--outlive", "0", *flags, "--",
                  sys.executable, "-c", "from gradus import _run; _run.work()", str(folder)]
-        code, lines = _supervise(words, {**os.environ, **(env or {}), "PYTHONPATH": os.pathsep.join(
-            [str(pathlib.Path(__file__).resolve().parent.parent), *filter(None, sys.path)])})
+        process = start(words, environment(env))
+        code = process.finish()
         results = {rank: _read(folder / f"result.{rank}") for rank in range(num_proc)}
-        return _judge(results, code, lines, num_proc)
+        return _judge(results, code, list(process.errors), num_proc)
 
 
 def _judge(results: Dict[int, Any], code: int, lines: Sequence[str], num_proc: int) -> List[Any]:
     """The results, or the error of the rank that failed first."""
-    failed = [(result["kind"] in _FOLLOWS, result["at"], rank, result)
+    failed = [(result["kind"] in FOLLOWS, result["at"], rank, result)
               for rank, result in results.items() if result and not result["ok"]]
     silent = re.findall(r"^gradus: rank (\d+) \(pid \d+\) was killed by .*", "\n".join(lines), re.M)
     if failed and not (silent and all(entry[0] for entry in failed)):
         _, _, rank, result = min(failed, key=lambda entry: entry[:3])
-        error = RankError(f"rank {rank} failed: {result['text']}", peer=rank, operation="run")
-        error.traceback = result["traceback"]
-        if result["error"] is not None:
-            error.__cause__ = pickle.loads(result["error"])
-        raise error
+        raise error_of_rank(rank, result)
     missing = [rank for rank, result in results.items() if result is None]
     if code != 0 or missing:
         told = "\n".join(lines) or f"gradus run ended with exit code {code}"
@@ -100,34 +99,17 @@ def _judge(results: Dict[int, Any], code: int, lines: Sequence[str], num_proc: i
     return [pickle.loads(results[rank]["value"]) for rank in range(num_proc)]
 
 
-def _supervise(words: Sequence[str], env: Dict[str, str]):
-    """Runs the command to its end: its exit code, and its last lines on stderr."""
-    last = collections.deque(maxlen=_LAST_LINES)
-    # A group of its own: Ctrl-C comes to it from here, once.
-    job = subprocess.Popen(words, env=env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                           text=True, errors="replace", start_new_session=True)
+def error_of_rank(rank: int, result: Dict[str, Any]) -> RankError:
+    """Of what failure_of() has said there."""
+    error = RankError(f"rank {rank} failed: {result['text']}", peer=rank, operation="run")
+    error.traceback = result["traceback"]
+    if result["error"] is not None:
+        error.__cause__ = pickle.loads(result["error"])
+    return error
 
-    def show() -> None:
-        for line in job.stderr:
-            last.append(line.rstrip("\n"))
-            sys.stderr.write(line)
-    shown = threading.Thread(target=show, daemon=True)
-    shown.start()
-    try:
-        job.wait()
-    except BaseException:
-        job.send_signal(signal.SIGINT)
-        try:
-            job.wait()
-        except BaseException:
-            job.send_signal(signal.SIGINT)  # a second one: gradus run kills at once
-            job.wait()
-            raise
-        raise
-    finally:
-        shown.join()
-        job.stderr.close()
-    return job.returncode, list(last)
+
+def dumps(value: Any) -> bytes:
+    return _pickler.dumps(value)
 
 
 def _write(path: pathlib.Path, data: bytes) -> None:
@@ -145,7 +127,7 @@ def _read(path: pathlib.Path) -> Optional[Dict[str, Any]]:
         return None
 
 
-def _failure(error: BaseException) -> Dict[str, Any]:
+def failure_of(error: BaseException) -> Dict[str, Any]:
     try:
         travels = _pickler.dumps(error)
         pickle.loads(travels)
@@ -175,8 +157,8 @@ def _worker(folder: pathlib.Path) -> int:
         result = {"ok": True, "value": data}
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         traceback.print_exc()
-        result, code = _failure(error), 1
-        if result["kind"] in _FOLLOWS:
+        result, code = failure_of(error), 1
+        if result["kind"] in FOLLOWS:
             code = 76  # the launcher looks for the rank that failed first
     _write(folder / f"result.{rank}", pickle.dumps(result))
     return code

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process of the command `gradus`: its output is shown, its last lines are kept, and what its
+workers report to this program is taken out of it."""
+import collections
+import io
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, IO, List, Optional, Sequence
+
+_ERRORS = 40  # lines of stderr that are kept, for errors
+_LINES = 10000  # lines of both that are kept, for logs
+_MARK = "\x1egradus "  # in front of a report, which is JSON
+# Behind the rank that the launcher writes, and what the worker has begun to write.
+_REPORT = re.compile(r"(?:\[\d+\] )?([^\n]*?)" + _MARK + r"(\{.*\})\n")
+
+
+def report(**values: Any) -> None:
+    """A worker says it to the program that has started the job. One write, so that it is one line
+    whatever other threads write."""
+    data = f"{_MARK}{json.dumps(values)}\n".encode()
+    sys.stderr.flush()
+    os.write(2, data)
+
+
+def environment(more: Optional[Dict[str, str]] = None) -> Dict[str, str]:
+    """That of this process, in which Python finds what it finds here."""
+    path = [str(pathlib.Path(__file__).resolve().parent.parent), *filter(None, sys.path)]
+    return {**os.environ, **(more or {}), "PYTHONPATH": os.pathsep.join(path)}
+
+
+class Process:
+    """Runs the words. `prefix` stands in front of each line that is shown, instead of what the
+    command writes there. Threads call on_report(values), and on_show() before a line is shown; one
+    at a time."""
+
+    def __init__(self, words: Sequence[str], env: Dict[str, str], *, cwd: Optional[str] = None,
+                 prefix: Optional[str] = None,
+                 on_report: Callable[[Dict[str, Any]], None] = lambda values: None,
+                 on_show: Callable[[], None] = lambda: None) -> None:
+        self.errors: "collections.deque[str]" = collections.deque(maxlen=_ERRORS)
+        self.lines: "collections.deque[str]" = collections.deque(maxlen=_LINES)
+        self._prefix, self._on_report, self._on_show = prefix, on_report, on_show
+        self._lock = threading.Lock()  # held while something is shown
+        # A group of its own: Ctrl-C comes to it from here, once.
+        self._process = subprocess.Popen(words, env=env, cwd=cwd, stdin=subprocess.DEVNULL,
+                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                         start_new_session=True)
+        self._readers = [threading.Thread(target=self._read, args=pair, daemon=True)
+                         for pair in ((self._process.stdout, "stdout"),
+                                      (self._process.stderr, "stderr"))]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, pipe: IO[bytes], stream: str) -> None:
+        with io.TextIOWrapper(pipe, "utf-8", "replace", newline="\n") as text:
+            for line in text:
+                found = _REPORT.fullmatch(line)
+                with self._lock:
+                    if found:
+                        self._on_report(json.loads(found[2]))
+                    if not found or found[1]:
+                        self._show((found[1] if found else line).rstrip("\n"), stream)
+
+    def _show(self, line: str, stream: str) -> None:
+        if self._prefix is not None:
+            line = self._prefix + re.sub(r"^\[\d+\] ", "", line)
+        self.lines.append(line)
+        if stream == "stderr":
+            self.errors.append(line)
+        self._on_show()
+        out = getattr(sys, stream)  # that of a notebook may be another one each time
+        out.write(line + "\n")
+        out.flush()
+
+    @property
+    def code(self) -> Optional[int]:
+        """The exit code, None while it runs."""
+        return self._process.poll()
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def wait(self, timeout: Optional[float] = None) -> Optional[int]:
+        """The exit code, when all output is shown; None when the time is over."""
+        try:
+            code = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+        for reader in self._readers:
+            reader.join()
+        return code
+
+    def finish(self, timeout: Optional[float] = None) -> Optional[int]:
+        """As wait(). Ctrl-C ends the process, a second one at once."""
+        try:
+            return self.wait(timeout)
+        except BaseException:
+            self.signal(signal.SIGINT)
+            try:
+                self.wait()
+            except BaseException:
+                self.signal(signal.SIGINT)  # a second one: gradus run kills at once
+                self.wait()
+                raise
+            raise
+
+
+class Deadline:
+    """So many seconds from now on; None: no end."""
+
+    def __init__(self, seconds: Optional[float]) -> None:
+        self._at = None if seconds is None else time.monotonic() + seconds
+
+    def left(self) -> Optional[float]:
+        return None if self._at is None else max(0.0, self._at - time.monotonic())
+
+
+def errors_of(process: Process) -> str:
+    """What it has said last, for the text of an exception."""
+    return "\n".join(process.errors) or f"gradus ended with exit code {process.code}"
+
+
+__all__: List[str] = ["Deadline", "Process", "environment", "errors_of", "report"]
