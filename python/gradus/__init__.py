@@ -19,3 +19,11 @@ __version__: str = _lib.gr_version().decode()
 __all__ = ["ANY_SOURCE", "ANY_TAG", "Communicator", "DType", "Error", "Future", "Message",
            "RankError", "Status", "alloc", "errors", "run"]
 __all__ += [name for name in dir(errors) if name.endswith("Error")]
+
+
+def __getattr__(name: str):
+    """gradus.jobs is loaded when it is first used."""
+    if name == "jobs":
+        import importlib
+        return importlib.import_module(".jobs", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -103,7 +103,8 @@ def test_what_a_page_names_exists(page, known):
     assert not [path for path in paths if not list(SOURCE.glob(path))]
     tests = {f"{path.parent.name}_{path.stem[5:]}" for path in SOURCE.glob("tests/*/test_*")}
     layers = "|".join(path.name for path in (SOURCE / "tests").iterdir() if path.is_dir())
-    arguments = {"ps_out"}  # that look like a test's name
+    # Arguments that look like a test's name.
+    arguments = {"ps_out", "train_parameters", "train_specification"}
     assert not names(rf"`((?:{layers})_[a-z_]+)`", text) - tests - arguments
 
 

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs of the command `gradus`: where they run, what they are given, how they end."""
+import json
+import math
+import os
+import re
+import secrets
+import signal
+import subprocess
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from . import _specification
+from ._command import program
+from ._process import Process, environment, errors_of
+from .errors import Error, InvalidError, Status, TimeoutError
+
+_STEM = 24  # characters of a name that say what the job is
+_IMAGE = "none"  # where a specification is checked for this host, which uses none
+
+
+class JobError(Error):
+    """A job failed, or was ended.
+
+    job   the Job
+    peer  the rank that failed, where that is known
+    code  its exit code: 1, or 75 if it was ended and can go on
+    """
+
+    status = Status.COMM_BROKEN
+
+    def __init__(self, sentence: str, *, job: Optional["Job"] = None, code: int = 1,
+                 **more: Any) -> None:
+        super().__init__(sentence, **more)
+        self.job, self.code = job, code
+
+
+class Place:
+    """This host and those that it reaches, or a cluster."""
+
+    def __init__(self, namespace: Optional[str] = None, context: Optional[str] = None,
+                 kubeconfig: Optional[str] = None) -> None:
+        given = {"--namespace": namespace, "--context": context, "--kubeconfig": kubeconfig}
+        self.flags = [word for flag, value in given.items() if value is not None
+                      for word in (flag, os.fspath(value))]
+
+    @property
+    def is_cluster(self) -> bool:
+        return bool(self.flags)
+
+    def ask(self, verb: str, *words: str, operation: str) -> str:
+        """What a command of gradus prints for the cluster. InvalidError: it refuses; Error."""
+        done = subprocess.run([program(), verb, *words, *self.flags], capture_output=True,
+                              text=True, stdin=subprocess.DEVNULL)
+        if done.returncode != 0:
+            kind = InvalidError if done.returncode == 2 else Error
+            raise kind(sentence_of(done.stderr), operation=operation)
+        return done.stdout
+
+    def states(self) -> Dict[str, str]:
+        """Of the jobs of a cluster: pending, running, suspended, done or failed."""
+        lines = self.ask("ls", "--json", operation="ls").splitlines()
+        return {one["name"]: one["state"] for one in map(json.loads, lines)}
+
+
+def sentence_of(text: str) -> str:
+    """What the command says, without its name, and with ours for its flag."""
+    text = re.sub(r"^gradus: ", "", text.strip(), flags=re.M)
+    return re.sub(r"^(?:submit: )?--set ", "distribution_specification: ", text, flags=re.M)
+
+
+def make_name(stem: str) -> str:
+    """One that gradus run and a cluster take, and that no other job has."""
+    stem = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:_STEM].strip("-")
+    stem = stem if stem[:1].isalpha() else f"job-{stem}".strip("-")
+    return f"{stem}-{secrets.token_hex(3)}"
+
+
+class Job:
+    """A job that train() has started. What it writes is shown here.
+
+    name  by which gradus ls, logs, stop and attach know it
+    """
+
+    def __init__(self, name: str, place: Place, words: Sequence[str],
+                 env: Optional[Mapping[str, str]] = None, cwd: Optional[str] = None,
+                 **more: Any) -> None:
+        self.name, self._place, self._stopped = name, place, False
+        self._process = Process([program(), *words], environment(dict(env or {})), cwd=cwd, **more)
+
+    def __repr__(self) -> str:
+        return f"<gradus.jobs.Job {self.name}: {self.state()}>"
+
+    @property
+    def code(self) -> Optional[int]:
+        """Its exit code, None before its end: that of gradus run, or of gradus submit --follow."""
+        return self._process.code
+
+    def state(self) -> str:
+        """pending (a cluster has no place for it yet), running, done, failed or stopped."""
+        if self.code is not None:
+            return "stopped" if self._stopped else "done" if self.code == 0 else "failed"
+        return self._place.states().get(self.name, "pending") if self._place.is_cluster else \
+            "running"
+
+    def logs(self) -> str:
+        """What it has written so far: its last 10,000 lines."""
+        return "".join(f"{line}\n" for line in list(self._process.lines))
+
+    def errors(self) -> str:
+        """The last of it that is of stderr."""
+        return sentence_of(errors_of(self._process))
+
+    def wait(self, timeout: Optional[float] = None) -> None:
+        """Until it has ended well. Ctrl-C ends a job of this host, and leaves one of a cluster
+        running. JobError: it failed or was ended; the text is the last of what it wrote to stderr,
+        with the traceback. TimeoutError after so many seconds: it goes on."""
+        code = self._process.finish(timeout)
+        if code is None:
+            raise TimeoutError(f"job {self.name} has not ended within {timeout:g} s; it goes on",
+                               operation="wait")
+        if code == 2:
+            raise InvalidError(self.errors(), operation="train")
+        if code != 0:
+            how = "was ended" if self._stopped else "failed"
+            text = self.errors()
+            rank = re.search(r"^rank (\d+) \(pid|^worker (\d+) \(pod", text, re.M)
+            raise JobError(f"job {self.name} {how}:\n{text}", job=self, code=code,
+                           operation="wait", peer=int(rank[1] or rank[2]) if rank else None)
+
+    def wait_quietly(self, timeout: Optional[float] = None) -> Optional[int]:
+        """The exit code, or None when the time is over."""
+        return self._process.wait(timeout)
+
+    def stop(self) -> None:
+        """Ends it, as gradus stop does, and waits for its end; one that has ended stays as it
+        is."""
+        self.begin_to_stop()
+        self._process.wait()
+
+    def begin_to_stop(self) -> None:
+        if self._stopped or self.code is not None:
+            return
+        self._stopped = True
+        if self._place.is_cluster:
+            try:
+                self._place.ask("stop", self.name, operation="stop")
+            except InvalidError:
+                if self.code is None:  # it is not there yet: nobody follows it any more
+                    self._process.signal(signal.SIGTERM)
+                    raise
+        else:
+            self._process.signal(signal.SIGTERM)
+
+
+# ---- Specifications ------------------------------------------------------------------------------
+
+def settings_of(distribution: Mapping[str, Any]) -> List[str]:
+    """As flags of gradus submit, which knows the keys and what they may be."""
+    return [word for key, value in distribution.items() if value is not None
+            for word in ("--set", f"{key}={_value(key, value)}")]
+
+
+def _value(key: str, value: Any) -> str:
+    """As YAML. Text stands in quotes, or gradus would take some for a number."""
+    if not isinstance(key, str) or not re.fullmatch(r"\w+", key):
+        raise InvalidError(f"distribution_specification has the key {key!r}; keys are names such "
+                           "as number_of_workers", operation="train")
+    if not isinstance(value, (str, int, float)):
+        raise InvalidError(f"{key} is a {type(value).__name__}; it is a number or a text",
+                           operation="train")
+    return json.dumps(value)
+
+
+def flags_here(distribution: Mapping[str, Any]) -> List[str]:
+    """The flags of gradus run that mean the same on this host. What is said of images, memory,
+    GPUs and the launcher has no meaning there."""
+    settings = {key: value for key, value in distribution.items() if key != "code"}  # stays here
+    Place().ask("submit", "--dry-run", "--image", _IMAGE, *settings_of(settings), "--", "true",
+                operation="train")
+    kind = distribution.get("distribution_type") or "Job"
+    workers = int(distribution.get("number_of_workers") or (1 if kind == "Job" else 2))
+    servers = int(distribution.get("number_of_ps") or 0)
+    if kind == "TF":
+        chief = f"chief=1,worker={workers},ps={servers}" if servers else f"worker={workers}"
+        flags = ["--roles", chief]
+    else:
+        slots = distribution.get("slots_per_worker") or distribution.get("worker_gpus") or 1
+        flags = ["-np", str(workers * (int(slots) if kind == "MPI" else 1))]
+    return [*flags, *threads_of(distribution.get("worker_cpus"))]
+
+
+def threads_of(cpus: Any) -> List[str]:
+    """So many threads has a worker as it may use cores: "2", "500m", 1.5."""
+    if cpus in (None, ""):
+        return []
+    text = str(cpus)
+    cores = float(text[:-1]) / 1000 if text.endswith("m") else float(text)
+    return ["--threads", str(max(1, math.ceil(cores)))]
+
+
+def _code_folder(distribution: Mapping[str, Any]) -> Optional[str]:
+    """Where the command runs on this host."""
+    code = distribution.get("code")
+    if not code:
+        return None
+    if not os.path.exists(code):
+        raise InvalidError(f"the code {code} is not on this host; give a file or a folder",
+                           operation="train")
+    return str(code) if os.path.isdir(code) else os.path.dirname(os.path.abspath(code))
+
+
+def train(train_specification: _specification.Specification,
+          train_parameters: Optional[Mapping[str, Any]] = None,
+          distribution_specification: Optional[Mapping[str, Any]] = None, *,
+          namespace: Optional[str] = None, context: Optional[str] = None,
+          kubeconfig: Optional[str] = None, flags: Sequence[str] = (),
+          env: Optional[Mapping[str, str]] = None, wait: bool = True) -> Job:
+    """Starts a job, shows what its workers write, and waits until it has ended well.
+
+    train_specification         what each worker runs: a function, whose text travels, so that it
+                                imports and defines within itself what it uses; a component as
+                                func_to_component_text of Kubeflow Pipelines makes it (YAML, a file
+                                of it, or a dict); or a command, as a list of words
+    train_parameters            the function's arguments, which JSON can carry; the component's
+                                inputs and outputs, by their names (paths are used as they are); or
+                                for a command flags, --name value
+    distribution_specification  distribution_type (Job, MPI, TF, PyTorch), number_of_workers,
+                                worker_cpus, worker_memory, worker_gpus, number_of_ps,
+                                launcher_cpus, image, name, code and the other keys of gradus
+                                submit, which docs/reference.md lists
+    namespace, context,         one of them: the job goes to that cluster, otherwise it runs here
+    kubeconfig
+    flags                       more words for gradus run (["-H", "host1:4,host2:4"]), or for gradus
+                                submit (["--volume", "pvc:data:/data"])
+    env                         more variables of the workers
+    wait                        False: returns at once
+
+    Returns the Job. On this host MPI has number_of_workers x slots_per_worker ranks, TF the roles
+    of --roles, and worker_cpus says how many threads a worker has; memory, GPUs, images and the
+    launcher's share mean nothing there. All kinds find RANK, WORLD_SIZE, MASTER_ADDR, ....
+
+    Raises JobError: the job failed. InvalidError: a key or a value is wrong; nothing has
+    started."""
+    place = Place(namespace, context, kubeconfig)
+    distribution = dict(distribution_specification or {})
+    words = _specification.words_of(train_specification, train_parameters or {},
+                                    _specification.interpreter(place.is_cluster))
+    name = str(distribution.get("name") or make_name(_stem(train_specification)))
+    distribution["name"] = name
+    if place.is_cluster:
+        pairs = [word for key, value in (env or {}).items() for word in ("-e", f"{key}={value}")]
+        job = Job(name, place, ["submit", "--follow", *settings_of(distribution), *pairs,
+                                *place.flags, *flags, "--", *words])
+    else:
+        job = Job(name, place, ["run", "--name", name, *flags_here(distribution), *flags, "--",
+                                *words], env, _code_folder(distribution))
+    if wait:
+        job.wait()
+    return job
+
+
+def _stem(specification: Any) -> str:
+    name: Any = getattr(specification, "__name__", None)
+    if name is None and isinstance(specification, Mapping):
+        name = specification.get("name")
+    return str(name or "train")
+
+
