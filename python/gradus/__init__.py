@@ -9,6 +9,7 @@ docs/python.md is the guide. Nothing but Python and libgradus.so is needed."""
 from . import errors
 from ._buffers import DType
 from ._communicator import ANY_SOURCE, ANY_TAG, Communicator, Message, alloc
+from ._distribute import distribute, progress
 from ._future import Future
 from ._library import lib as _lib
 from ._run import RankError, run
@@ -17,7 +18,7 @@ from .errors import Error, Status
 
 __version__: str = _lib.gr_version().decode()
 __all__ = ["ANY_SOURCE", "ANY_TAG", "Communicator", "DType", "Error", "Future", "Message",
-           "RankError", "Status", "alloc", "errors", "run"]
+           "RankError", "Status", "alloc", "distribute", "errors", "progress", "run"]
 __all__ += [name for name in dir(errors) if name.endswith("Error")]
 
 
