@@ -38,6 +38,19 @@ def test_torch_without_gradus_run_meets_by_the_store(torch_ranks):
     assert lines == [["[3.0, 3.0, 3.0]"], ["[6.0, 6.0, 6.0]"], ["[6.0, 6.0, 6.0]"]]
 
 
+def test_torch_import_loads_the_backend_and_what_is_used(torch_ranks):
+    lines = torch_ranks(1, '''
+        import sys
+        import gradus.torch
+        print("gradus.torch._ops" in sys.modules, hasattr(gradus.torch, "__wrapped__"),
+              "gradus.torch._ops" in sys.modules)
+        from gradus.torch import *
+        print(allreduce is gradus.torch.allreduce, elastic.run.__name__, monitored_barrier.__name__,
+              {"ProcessGroup", "allreduce"} <= set(dir(gradus.torch)), hasattr(gradus.torch, "none"))
+        ''')
+    assert lines == [["False False False", "True run monitored_barrier True False"]]
+
+
 def test_torch_operations_that_cannot_be_say_why(torch_ranks):
     lines = torch_ranks(2, '''
         from datetime import timedelta

@@ -11,21 +11,26 @@ It also has Horovod's interface, for programs that are written for that (docs/ho
     hvd.init()
 
 ExactOptimizer trains to the same bits with any number of workers. docs/python.md is the guide."""
-from .._engine import HostsUpdatedInterrupt
-from .._objects import allgather_object, broadcast_object
-from .._world import *  # noqa: F401,F403
-from .._world import __all__ as _names_of_world
-from . import elastic
-from ._c10d import ProcessGroup, Work, monitored_barrier
-from ._compression import Compression
-from ._exact import ExactOptimizer
-from ._functions import broadcast_optimizer_state, broadcast_parameters
-from ._ops import *  # noqa: F401,F403
-from ._ops import __all__ as _names_of_ops
-from ._optimizer import DistributedOptimizer
-from ._sync_batch_norm import SyncBatchNorm
+from typing import TYPE_CHECKING, Any, List
 
-__all__ = ["Compression", "DistributedOptimizer", "ExactOptimizer", "HostsUpdatedInterrupt",
-           "ProcessGroup", "SyncBatchNorm", "Work", "allgather_object", "broadcast_object",
-           "broadcast_optimizer_state", "broadcast_parameters", "elastic", "monitored_barrier"]
-__all__ += _names_of_ops + _names_of_world
+from ._c10d import ProcessGroup, Work, monitored_barrier
+
+if TYPE_CHECKING:
+    from ._interface import *  # noqa: F401,F403
+
+
+def __getattr__(name: str) -> Any:
+    """What is not the backend is loaded with the first of its names: every program that names the
+    backend pays for this import."""
+    if name.startswith("_") and name != "__all__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import _interface
+    found = {one: getattr(_interface, one) for one in _interface.__all__}
+    globals().update(found, __all__=["ProcessGroup", "Work", "monitored_barrier", *found])
+    if name not in globals():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals()[name]
+
+
+def __dir__() -> List[str]:
+    return sorted({*globals(), *__getattr__("__all__")})

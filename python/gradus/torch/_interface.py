@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that gradus.torch has beside the backend: its module's names come from here when the first of
+them is asked for."""
+from .._engine import HostsUpdatedInterrupt
+from .._objects import allgather_object, broadcast_object
+from .._world import *  # noqa: F401,F403
+from .._world import __all__ as _names_of_world
+from . import elastic  # which is an attribute of the package now, and not asked for
+from ._compression import Compression
+from ._exact import ExactOptimizer
+from ._functions import broadcast_optimizer_state, broadcast_parameters
+from ._ops import *  # noqa: F401,F403
+from ._ops import __all__ as _names_of_ops
+from ._optimizer import DistributedOptimizer
+from ._sync_batch_norm import SyncBatchNorm
+
+__all__ = ["Compression", "DistributedOptimizer", "ExactOptimizer", "HostsUpdatedInterrupt",
+           "SyncBatchNorm", "allgather_object", "broadcast_object", "broadcast_optimizer_state",
+           "broadcast_parameters", "elastic"]
+__all__ += _names_of_ops + _names_of_world
