@@ -5,6 +5,8 @@
 
 #include "base/fail.h"
 #include "cli/cli.h"
+#include "cli/install.h"
+#include "launch/command.h"
 #include "launch/join.h"
 #include "launch/launch.h"
 #include "launch/serve.h"
@@ -15,7 +17,7 @@
 
 typedef struct agent_options {
     bool stdio;
-    const char *join;
+    const char *join, *listen, *install;
     int64_t slots, wait_us;
 } agent_options;
 
@@ -29,6 +31,17 @@ static const gr_config_field agent_fields[] = {
      .offset = offsetof(agent_options, join),
      .value_name = "HOST:PORT",
      .help = "where gradus run --listen waits for agents"},
+    {.flag = "--listen",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(agent_options, listen),
+     .value_name = "[HOST]:PORT",
+     .help =
+         "run the commands that gradus rsh sends, until SIGTERM; without HOST at all addresses"},
+    {.flag = "--install",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(agent_options, install),
+     .value_name = "FOLDER",
+     .help = "put gradus and the libraries that it takes there, for containers of other images"},
     {.flag = "--slots",
      .type = GR_CONFIG_INT,
      .offset = offsetof(agent_options, slots),
@@ -54,10 +67,15 @@ const gr_config_table gr_agent_table = {
 static void print_usage(void)
 {
     puts(
-        "usage: gradus agent --join HOST:PORT [--slots N]\n\n"
+        "usage: gradus agent --join HOST:PORT [--slots N]\n"
+        "       gradus agent --listen [HOST]:PORT\n"
+        "       gradus agent --install FOLDER\n\n"
         "Offers this host to a job that gradus run --listen starts: its workers run here, in the\n"
         "folder and with the environment of the launcher. Both need the same token, by\n"
-        "GRADUS_JOIN_TOKEN_FILE (a file of mode 0600) or GRADUS_JOIN_TOKEN; all is encrypted.\n"
+        "GRADUS_JOIN_TOKEN_FILE (a file of mode 0600) or GRADUS_JOIN_TOKEN; all is encrypted.\n\n"
+        "With --listen it takes the place of sshd for launchers of MPI, which call gradus rsh in\n"
+        "place of ssh: gradus rsh [--port N] [ssh's options] HOST COMMAND. Both need the same\n"
+        "token. It is how MPIJobs with the annotation gradus/launch: agent are launched.\n\n"
         "Exit code: 0 the job needs this host no more, 1 the launcher, or the way to it, is lost,\n"
         "2 what was given is wrong.\n");
 }
@@ -87,6 +105,19 @@ static gr_status serve_once(const gr_accepted *accepted, bool *needed_out, gr_di
     return status;
 }
 
+static int tell_dial(const char *at, gr_status status, const gr_diag *why)
+{
+    gr_diag diag = {0};
+    (void)(status == GR_E_AUTH
+               ? gr_fail(
+                     &diag, status,
+                     "the launcher at %s holds another token: GRADUS_JOIN_TOKEN, or the file of "
+                     "GRADUS_JOIN_TOKEN_FILE, must be that of gradus run --listen",
+                     at)
+               : gr_fail(&diag, status, "--join %s: %s", at, why->text));
+    return fail(status, &diag);
+}
+
 /* A job that has lost all of its workers may be restarted: as long as somebody listens there, this
  * host is offered again, but not to a launcher that did not need it twice. Returns the exit
  * code. */
@@ -106,7 +137,7 @@ static int offer(const agent_options *options, const uint8_t *token)
             break; /* the launcher has ended */
         }
         if (status != GR_OK) {
-            return fail(status, &diag);
+            return tell_dial(options->join, status, &diag);
         }
         if (serve_once(&accepted, &needed, &diag) != GR_OK) {
             return gr_cli_fail(GR_EXIT_FAILED, &diag);
@@ -116,7 +147,9 @@ static int offer(const agent_options *options, const uint8_t *token)
     return GR_EXIT_DONE;
 }
 
-static int join(const agent_options *options)
+/* Reads the token, and does one thing with it. */
+static int with_token(const agent_options *options,
+                      int (*work)(const agent_options *options, const uint8_t *token))
 {
     uint8_t token[GR_SECRET_BYTES], *kept = NULL;
     gr_diag diag = {0};
@@ -128,9 +161,17 @@ static int join(const agent_options *options)
     if (status != GR_OK) {
         return fail(status, &diag);
     }
-    int code = offer(options, kept);
+    int code = work(options, kept);
     gr_secret_forget(kept);
     return code;
+}
+
+static int listen_for_commands(const agent_options *options, const uint8_t *token)
+{
+    gr_diag diag = {0};
+    gr_log log = {.level = GR_LOG_INFO, .sink = gr_log_to_file, .sink_arg = stderr};
+    gr_status status = gr_command_serve(options->listen, token, &log, &diag);
+    return status == GR_OK ? GR_EXIT_DONE : fail(status, &diag);
 }
 
 static int serve(const gr_cli_line *line)
@@ -138,11 +179,25 @@ static int serve(const gr_cli_line *line)
     const agent_options *options = line->options;
     const gr_serve_way stdio = {.in_fd = STDIN_FILENO, .out_fd = STDOUT_FILENO};
     gr_diag diag = {0};
+    if ((options->join != NULL) + (options->listen != NULL) + (options->install != NULL) > 1) {
+        (void)gr_fail(&diag, GR_E_INVALID,
+                      "agent: --join, --listen and --install exclude each other");
+        return gr_cli_fail(GR_EXIT_INPUT, &diag);
+    }
     if (options->join != NULL) {
-        return join(options);
+        return with_token(options, offer);
+    }
+    if (options->listen != NULL) {
+        return with_token(options, listen_for_commands);
+    }
+    if (options->install != NULL) {
+        gr_status status = gr_install_self(options->install, &diag);
+        return status == GR_OK ? GR_EXIT_DONE : fail(status, &diag);
     }
     if (!options->stdio) {
-        fputs("gradus: agent: say where the launcher is (--join HOST:PORT)\n", stderr);
+        fputs("gradus: agent: say where the launcher is (--join HOST:PORT), or where to wait for "
+              "commands (--listen :PORT)\n",
+              stderr);
         return GR_EXIT_INPUT;
     }
     return gr_serve_run(&stdio, environ, NULL, &diag) == GR_OK ? GR_EXIT_DONE

@@ -53,6 +53,7 @@ extern const gr_config_table *const gr_reference_tables[]; /* of every layer; en
 
 int gr_verb_run(int argc, char *const *argv);
 int gr_verb_pod(int argc, char *const *argv);
+int gr_verb_rsh(int argc, char *const *argv);
 int gr_verb_submit(int argc, char *const *argv);
 int gr_verb_help(int argc, char *const *argv);
 int gr_verb_version(int argc, char *const *argv);

@@ -198,6 +198,12 @@ static const gr_config_field operator_fields[] = {
      .default_text = GR_KUBECTL_DELIVERY_IMAGE,
      .value_name = "IMAGE",
      .help = "brings kubectl to the launcher of an MPIJob v1"},
+    {.flag = "--launch-agent-image",
+     .type = GR_CONFIG_TEXT,
+     AT(launch_agent_image),
+     .value_name = "IMAGE",
+     .help = "this operator's own, say: brings gradus into the pods of MPIJobs with the annotation "
+             "gradus/launch: agent; unset: their own images have it in their PATH"},
     {.flag = "--verbosity",
      .short_flag = 'v',
      .type = GR_CONFIG_INT,
@@ -307,6 +313,7 @@ static int serve(const gr_operator_options *options)
         .pytorch_init_image = options->pytorch_init_image,
         .kubectl_delivery_image = options->kubectl_delivery_image,
         .pytorch_init_tries = options->pytorch_init_tries,
+        .launch_agent_image = options->launch_agent_image,
         .requests_a_second = options->requests_a_second,
         .burst = (int)options->burst,
         .jobs_at_once = (int)options->jobs_at_once,
@@ -315,6 +322,7 @@ static int serve(const gr_operator_options *options)
         .lease_name = options->lease_name,
         .lease_times = {options->lease_us, options->renew_us, options->retry_us},
         .listen = listen,
+        .wait_for_resources_us = options->wait_us,
         .stop_fd = open_signals(),
         .log = &log};
     bool began = false;
@@ -322,7 +330,6 @@ static int serve(const gr_operator_options *options)
         (void)gr_fail(&diag, GR_E_IO, "cannot wait for signals: %s", strerror(errno));
         return gr_cli_fail(GR_EXIT_FAILED, &diag);
     }
-        .wait_for_resources_us = options->wait_us,
     gr_status status = gr_operator_serve(&how, &began, &diag);
     close(how.stop_fd);
     if (status == GR_OK) {

@@ -12,6 +12,7 @@ enum { GR_OPERATOR_YAML, GR_OPERATOR_JSON };
 typedef struct gr_operator_options {
     const char *space, *gang_scheduler, *cluster_domain;
     const char *pytorch_init_image, *kubectl_delivery_image;
+    const char *launch_agent_image;
     int64_t pytorch_init_tries;
     /* --dry-run */
     bool dry_run;

@@ -17,6 +17,12 @@ static json_t *hidden_key(void *ssh_key_arg)
                      "ssh-publickey", "not shown: the operator makes a key");
 }
 
+static json_t *hidden_token(void *ssh_key_arg)
+{
+    (void)ssh_key_arg;
+    return json_pack("{s:s}", "token", "not shown: the operator makes a token");
+}
+
 /* The note is text, not base64. */
 static int show_note(json_t *object)
 {
@@ -79,7 +85,9 @@ static gr_status plan_job(const gr_operator_options *options, const json_t *docu
                                   .pytorch_init_image = options->pytorch_init_image,
                                   .pytorch_init_tries = options->pytorch_init_tries,
                                   .kubectl_delivery_image = options->kubectl_delivery_image,
-                                  .ssh_key = hidden_key};
+                                  .launch_agent_image = options->launch_agent_image,
+                                  .ssh_key = hidden_key,
+                                  .token = hidden_token};
     const char *space = options->space != NULL ? options->space : "default";
     gr_operator_result result = {0};
     gr_manifest_where(options->file, document, where);

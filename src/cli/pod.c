@@ -5,30 +5,14 @@
 
 #include "base/fail.h"
 #include "cli/cli.h"
+#include "cli/ssh_line.h"
 #include "operator/local/exec.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { ROOT = 1, SPACE, TOOL, FIRST };
-enum { SSH_FAILED = 255 }; /* as ssh says that it has not come through */
-
-/* ssh's shell gets all words with blanks between them. */
-static char *join(char *const *words)
-{
-    char *text = NULL;
-    size_t size_bytes = 0;
-    FILE *out = open_memstream(&text, &size_bytes);
-    for (; out != NULL && *words != NULL; words++) {
-        fprintf(out, "%s%s", size_bytes > 0 ? " " : "", *words);
-        (void)fflush(out);
-    }
-    if (out == NULL || fclose(out) != 0) {
-        free(text);
-        return NULL;
-    }
-    return text;
-}
 
 static int refuse(const char *sentence, int code)
 {
@@ -41,31 +25,24 @@ static int fail(const gr_diag *diag, int code)
     return gr_cli_fail(code, diag);
 }
 
-/* ssh [options] [user@]host command ... */
+/* A host has the name of its pod in front. */
 static int run_ssh(const char *root, const char *space, int argc, char *const *argv)
 {
-    static const char with_value[] = "BbcDEeFIiJLlmOopQRSWw";
-    int at = 0;
-    while (at < argc && argv[at][0] == '-' && argv[at][1] != '\0') {
-        bool takes_next = strchr(with_value, argv[at][1]) != NULL && argv[at][2] == '\0';
-        at += takes_next ? 2 : 1;
+    char *host = NULL, *command = NULL;
+    int code = GR_SSH_FAILED, error = gr_ssh_line(argc, argv, &host, &command);
+    if (error != 0) {
+        return refuse(error == EINVAL ? "ssh: in a pod of gradus run it takes a host and a command"
+                                      : "no memory for a command",
+                      GR_SSH_FAILED);
     }
-    if (at + 1 >= argc) {
-        return refuse("ssh: in a pod of gradus run it takes a host and a command", SSH_FAILED);
-    }
-    const char *host = strchr(argv[at], '@') != NULL ? strchr(argv[at], '@') + 1 : argv[at];
-    char *pod = strndup(host, strcspn(host, "."));
-    char *command = join(argv + at + 1);
     char shell[] = "/bin/sh", flag[] = "-c";
     char *const words[] = {shell, flag, command, NULL};
     gr_diag diag = {0};
-    int code = SSH_FAILED;
-    gr_status status = pod != NULL && command != NULL
-                           ? gr_exec_run(root, space, pod, "", words, &code, &diag)
-                           : gr_fail(&diag, GR_E_NO_MEMORY, "no memory for a command");
-    free(pod);
+    host[strcspn(host, ".")] = '\0';
+    gr_status status = gr_exec_run(root, space, host, "", words, &code, &diag);
+    free(host);
     free(command);
-    return status == GR_OK ? code : fail(&diag, SSH_FAILED);
+    return status == GR_OK ? code : fail(&diag, GR_SSH_FAILED);
 }
 
 /* kubectl [-n space] exec [-i] [-t] POD [-c CONTAINER] -- command ... */

@@ -48,6 +48,7 @@ const gr_verb gr_verbs[] = {
     {"version", "the version alone", .run = gr_verb_version},
     {"worker", NULL, .form = &gr_worker_form},
     {"pod", NULL, .run = gr_verb_pod},
+    {"rsh", NULL, .run = gr_verb_rsh},
     {"role", NULL, .run = gr_verb_role},
     {"agent", "offers this host to a job that waits for some (gradus run --listen)",
      .form = &gr_agent_form},

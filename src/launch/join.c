@@ -86,14 +86,14 @@ gr_status gr_join_token(bool make, uint8_t token_out[GR_SECRET_BYTES], gr_diag *
 /* ---- The launcher's side --------------------------------------------------------------------- */
 
 /* "HOST:PORT" in two; the host without brackets. */
-static gr_status split(const char *at, const char *flag, char host_out[GR_HOSTS_NAME_BYTES],
-                       const char **port_out, gr_diag *diag)
+static gr_status split(const char *at, char host_out[GR_HOSTS_NAME_BYTES], const char **port_out,
+                       gr_diag *diag)
 {
     const char *colon = strrchr(at, ':');
     size_t size = colon != NULL ? (size_t)(colon - at) : 0;
     bool bracket = size > 1 && at[0] == '[' && at[size - 1] == ']';
     if (colon == NULL || colon[1] == '\0' || size >= GR_HOSTS_NAME_BYTES) {
-        return gr_fail(diag, GR_E_INVALID, "%s: \"%s\" is no address; write HOST:PORT", flag, at);
+        return gr_fail(diag, GR_E_INVALID, "\"%s\" is no address; write HOST:PORT", at);
     }
     snprintf(host_out, GR_HOSTS_NAME_BYTES, "%.*s", (int)(size - 2 * bracket), at + bracket);
     *port_out = colon + 1;
@@ -120,7 +120,7 @@ gr_status gr_join_listen(const char *at, const uint8_t token[GR_SECRET_BYTES], c
                                  .clock = gr_clock_real(),
                                  .log = log,
                                  .accepts = admit};
-    gr_status status = split(at, "--listen", host, &port, diag);
+    gr_status status = split(at, host, &port, diag);
     if (status == GR_OK && host[0] == '\0') {
         snprintf(host, sizeof host, "*");
     }
@@ -256,7 +256,7 @@ gr_status gr_join_dial(const char *at, int slots, const uint8_t token[GR_SECRET_
                                        .outgoing_max = 1,
                                        .timeout_us = SHAKE_US,
                                        .clock = gr_clock_real()};
-    gr_status status = split(at, "--join", host, &port, diag);
+    gr_status status = split(at, host, &port, diag);
     if (status != GR_OK) {
         return status;
     }
@@ -270,14 +270,8 @@ gr_status gr_join_dial(const char *at, int slots, const uint8_t token[GR_SECRET_
             watch_idle(arrival_out->fd);
             return GR_OK;
         }
-        if (status == GR_E_AUTH) {
-            return gr_fail(diag, GR_E_AUTH,
-                           "the launcher at %s holds another token: GRADUS_JOIN_TOKEN, or the file "
-                           "of GRADUS_JOIN_TOKEN_FILE, must be that of gradus run --listen",
-                           at);
-        }
         if (status != GR_E_PEER_LOST || gr_now_ns() / 1000 >= until_us) {
-            return gr_fail(diag, status, "--join %s: %s", at, why.text);
+            return gr_fail(diag, status, "%s", why.text);
         }
         (void)poll(NULL, 0, PAUSE_MS);
     }

@@ -32,7 +32,9 @@ typedef struct gr_controller_config {
     const char *pytorch_init_image, *kubectl_delivery_image;
     int64_t pytorch_init_tries;
     json_t *(*ssh_key)(void *ssh_key_arg);
+    json_t *(*token)(void *ssh_key_arg);
     void *ssh_key_arg;
+    const char *launch_agent_image;
     int jobs_at_once; /* of which writes are on their way */
 } gr_controller_config;
 

@@ -40,12 +40,13 @@ static void keep_secret(gr_mpijob *m)
 {
     static const char *const whole[] = {NULL};
     char name[512];
-    snprintf(name, sizeof name, "%s-ssh", m->look.name);
+    snprintf(name, sizeof name, "%s-%s", m->look.name, m->by_agent ? "agent" : "ssh");
     const json_t *there = gr_look_find_own(&m->look, "v1", "Secret", name);
     const json_t *data = json_object_get(there, "data");
-    bool is_whole = json_object_size(data) == 2 &&
-                    json_object_get(data, "ssh-privatekey") != NULL &&
-                    json_object_get(data, "ssh-publickey") != NULL;
+    bool is_whole = m->by_agent ? json_object_get(data, "token") != NULL
+                                : json_object_size(data) == 2 &&
+                                      json_object_get(data, "ssh-privatekey") != NULL &&
+                                      json_object_get(data, "ssh-publickey") != NULL;
     if (is_whole || m->look.is_stopped) {
         return;
     }
@@ -310,6 +311,8 @@ static void look_at(gr_mpijob *m)
     m->workers = gr_object_int(job, "spec.mpiReplicaSpecs.Worker.replicas", 0);
     m->launcher_is_worker = gr_object_true(job, "spec.runLauncherAsWorker");
     m->is_suspended = gr_object_true(job, "spec.runPolicy.suspend");
+    const char *launch = gr_mpijob_launch(job);
+    m->by_agent = m->look.view->token != NULL && launch != NULL && strcmp(launch, "agent") == 0;
     look(m);
     gr_look_write_status(&m->look);
 }
@@ -326,7 +329,7 @@ static gr_status reconcile(const gr_operator_view *view, gr_operator_result *res
     gr_status status = gr_look_close(&m.look, diag);
     if (status == GR_OK && m.no_key) {
         gr_operator_result_fini(result_out);
-        return gr_fail(diag, GR_E_NO_MEMORY, "no ssh key pair could be made");
+        return gr_fail(diag, GR_E_NO_MEMORY, "no keys could be made for an MPIJob");
     }
     return status;
 }

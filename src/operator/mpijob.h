@@ -9,6 +9,9 @@
 #include <stdint.h>
 
 enum { GR_MPIJOB_WORKERS_MAX = 100000 };
+/* An annotation: how mpirun comes to the workers, one of gr_mpijob_launches. */
+#define GR_MPIJOB_LAUNCH "gradus/launch"
+#define GR_MPIJOB_AGENT_PORT "7522" /* where `gradus rsh` looks for agents (launch/command.h) */
 
 /* One look at one job. The values are owned by `look`, `launcher` and `pods`. */
 typedef struct gr_mpijob {
@@ -16,6 +19,7 @@ typedef struct gr_mpijob {
     const char *implementation; /* "OpenMPI", "Intel" or "MPICH" */
     int64_t workers;            /* that there are to be */
     bool launcher_is_worker, is_suspended;
+    bool by_agent;    /* its launcher reaches the workers by agents, not by ssh */
     json_t *launcher; /* the batch Job that is there, or is to be created; NULL: neither */
     json_t *pods;     /* an array: the workers that are there, or are to be created */
     bool no_key;
@@ -33,6 +37,7 @@ extern const gr_operator_fields gr_mpijob_fields[];
 /* New objects; NULL, or one with a part missing, where no_memory is set. */
 json_t *gr_mpijob_service(gr_mpijob *m);
 json_t *gr_mpijob_config_map(gr_mpijob *m);
+/* For ssh, or for agents. */
 json_t *gr_mpijob_secret(gr_mpijob *m);
 json_t *gr_mpijob_worker(gr_mpijob *m, int64_t index);
 json_t *gr_mpijob_launcher(gr_mpijob *m);
@@ -40,6 +45,19 @@ json_t *gr_mpijob_launcher_template(gr_mpijob *m);
 json_t *gr_mpijob_pod_group(gr_mpijob *m);
 /* Is it a worker of this job, by its labels? If so, which one. */
 bool gr_mpijob_is_worker(const gr_mpijob *m, const json_t *pod, int64_t *index_out);
+
+/* For what both roles' containers get. */
+void gr_mpijob_mount(gr_mpijob *m, json_t *container, const char *volume, const char *path);
+
+/* ---- mpijob_agent.c -------------------------------------------------------------------------- */
+extern const char *const gr_mpijob_launches[];   /* "agent", "ssh"; ends with NULL */
+const char *gr_mpijob_launch(const json_t *job); /* NULL: the job does not say */
+/* The text of what mpirun calls in place of ssh; a new value. */
+json_t *gr_mpijob_launch_script(gr_mpijob *m);
+/* The token and the program, for the pods of both roles. */
+void gr_mpijob_add_agent(gr_mpijob *m, json_t *spec, json_t *container);
+/* What a worker runs, unless it has a command that is not sshd. */
+void gr_mpijob_add_agent_command(gr_mpijob *m, json_t *container);
 
 /* ---- mpijob_status.c ------------------------------------------------------------------------- */
 /* Zeroes the counts of "Launcher" or "Worker"; returns them. */

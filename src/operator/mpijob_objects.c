@@ -16,6 +16,8 @@
 #define ROLE_LABEL "training.kubeflow.org/job-role"
 #define INDEX_LABEL "training.kubeflow.org/replica-index"
 
+#define LAUNCH_AGENT "/etc/mpi/launch_agent.sh"
+
 static const char operator_name[] = "mpi-operator";
 
 /* An object named JOB<suffix> with the label app: JOB. */
@@ -141,6 +143,10 @@ json_t *gr_mpijob_config_map(gr_mpijob *m)
         gr_object_put(map, "data",
                       json_pack("{s:s, s:s}", "hostfile", texts[0], "discover_hosts.sh", texts[1]),
                       &m->look.no_memory);
+        if (m->by_agent) {
+            gr_object_put(json_object_get(map, "data"), "launch_agent.sh",
+                          gr_mpijob_launch_script(m), &m->look.no_memory);
+        }
     }
     free(hosts);
     free(texts[0]);
@@ -150,11 +156,13 @@ json_t *gr_mpijob_config_map(gr_mpijob *m)
 
 json_t *gr_mpijob_secret(gr_mpijob *m)
 {
-    json_t *secret = new_object(m, "v1", "Secret", "-ssh");
-    json_t *data = m->look.view->ssh_key(m->look.view->ssh_key_arg);
+    const gr_operator_view *view = m->look.view;
+    json_t *secret = new_object(m, "v1", "Secret", m->by_agent ? "-agent" : "-ssh");
+    json_t *data = m->by_agent ? view->token(view->ssh_key_arg) : view->ssh_key(view->ssh_key_arg);
     m->no_key = data == NULL;
     gr_object_put(secret, "data", data, &m->look.no_memory);
-    gr_object_put_text(secret, "type", "kubernetes.io/ssh-auth", &m->look.no_memory);
+    gr_object_put_text(secret, "type", m->by_agent ? "Opaque" : "kubernetes.io/ssh-auth",
+                       &m->look.no_memory);
     return secret;
 }
 
@@ -201,7 +209,7 @@ static void add_env(gr_mpijob *m, json_t *container, const char *name, const cha
                      &m->look.no_memory);
 }
 
-static void mount(gr_mpijob *m, json_t *container, const char *volume, const char *path)
+void gr_mpijob_mount(gr_mpijob *m, json_t *container, const char *volume, const char *path)
 {
     gr_object_append(gr_object_list(container, "volumeMounts", &m->look.no_memory),
                      json_pack("{s:s, s:s}", "name", volume, "mountPath", path),
@@ -221,7 +229,31 @@ static void add_ssh(gr_mpijob *m, json_t *spec, json_t *container)
     gr_object_append(gr_object_list(spec, "volumes", &m->look.no_memory),
                      json_pack("{s:s, s:o}", "name", "ssh-auth", "secret", secret),
                      &m->look.no_memory);
-    mount(m, container, "ssh-auth", path);
+    gr_mpijob_mount(m, container, "ssh-auth", path);
+}
+
+/* Those of the keys of the ConfigMap, with their modes, at /etc/mpi. */
+typedef struct config_file {
+    const char *name;
+    int mode;
+} config_file;
+
+static void add_config(gr_mpijob *m, json_t *spec, json_t *container, const config_file *files,
+                       size_t count)
+{
+    json_t *items = json_array();
+    for (size_t i = 0; i < count; i++) {
+        gr_object_append(items,
+                         json_pack("{s:s, s:s, s:i}", "key", files[i].name, "path", files[i].name,
+                                   "mode", files[i].mode),
+                         &m->look.no_memory);
+    }
+    json_t *config =
+        json_pack("{s:o, s:o}", "name", json_sprintf("%s-config", m->look.name), "items", items);
+    gr_object_append(gr_object_list(spec, "volumes", &m->look.no_memory),
+                     json_pack("{s:s, s:o}", "name", "mpi-job-config", "configMap", config),
+                     &m->look.no_memory);
+    gr_mpijob_mount(m, container, "mpi-job-config", "/etc/mpi");
 }
 
 /* What the pods of both roles have. Returns the container that works. */
@@ -240,6 +272,15 @@ static json_t *complete_pod(gr_mpijob *m, json_t *spec, const char *role, const 
     return container;
 }
 
+static void add_sshd(gr_mpijob *m, json_t *container)
+{
+    if (json_array_size(json_object_get(container, "command")) == 0 &&
+        json_array_size(json_object_get(container, "args")) == 0) {
+        gr_object_put(container, "command", json_pack("[s, s]", "/usr/sbin/sshd", "-De"),
+                      &m->look.no_memory);
+    }
+}
+
 json_t *gr_mpijob_worker(gr_mpijob *m, int64_t index)
 {
     char name[512];
@@ -255,13 +296,16 @@ json_t *gr_mpijob_worker(gr_mpijob *m, int64_t index)
     gr_object_append(gr_object_list(dns, "searches", &m->look.no_memory),
                      json_sprintf("%s.%s.svc.cluster.local", m->look.name, m->look.space),
                      &m->look.no_memory);
-    if (json_array_size(json_object_get(container, "command")) == 0 &&
-        json_array_size(json_object_get(container, "args")) == 0) {
-        gr_object_put(container, "command", json_pack("[s, s]", "/usr/sbin/sshd", "-De"),
-                      &m->look.no_memory);
-    }
     add_env(m, container, "K_MPI_JOB_ROLE", "worker");
-    add_ssh(m, spec, container);
+    if (m->by_agent) { /* Open MPI looks whether the script is there on each host */
+        static const config_file script = {"launch_agent.sh", 0555};
+        gr_mpijob_add_agent_command(m, container);
+        gr_mpijob_add_agent(m, spec, container);
+        add_config(m, spec, container, &script, 1);
+    } else {
+        add_sshd(m, container);
+        add_ssh(m, spec, container);
+    }
     join_pod_group(m, template);
 
     json_t *metadata = gr_look_metadata(&m->look, name);
@@ -273,19 +317,36 @@ json_t *gr_mpijob_worker(gr_mpijob *m, int64_t index)
     return pod;
 }
 
-/* Where each implementation of MPI is told of the hosts. NULL: the slots of a host. */
+typedef enum env_flow { BY_BOTH, BY_SSH, BY_AGENT } env_flow;
+
+/* Where each implementation of MPI is told of the hosts, and of the way to them. NULL: the slots of
+ * a host. By agents the launcher alone calls the workers; there Open MPI 5 is told as well, which
+ * reads PRTE_*. */
 static const struct {
-    const char *implementation, *name, *value;
+    const char *implementation;
+    env_flow flow;
+    const char *name, *value;
 } launcher_env[] = {
-    {"OpenMPI", "OMPI_MCA_orte_keep_fqdn_hostnames", "true"},
-    {"OpenMPI", "OMPI_MCA_orte_default_hostfile", "/etc/mpi/hostfile"},
-    {"OpenMPI", "OMPI_MCA_plm_rsh_args", "-o ConnectionAttempts=10"},
-    {"OpenMPI", "OMPI_MCA_orte_set_default_slots", NULL},
-    {"Intel", "I_MPI_HYDRA_HOST_FILE", "/etc/mpi/hostfile"},
-    {"Intel", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS", "-o ConnectionAttempts=10"},
-    {"Intel", "I_MPI_PERHOST", NULL},
-    {"MPICH", "HYDRA_HOST_FILE", "/etc/mpi/hostfile"},
-    {"MPICH", "HYDRA_LAUNCH_EXTRA_ARGS", "-o ConnectionAttempts=10"},
+    {"OpenMPI", BY_BOTH, "OMPI_MCA_orte_keep_fqdn_hostnames", "true"},
+    {"OpenMPI", BY_BOTH, "OMPI_MCA_orte_default_hostfile", "/etc/mpi/hostfile"},
+    {"OpenMPI", BY_SSH, "OMPI_MCA_plm_rsh_args", "-o ConnectionAttempts=10"},
+    {"OpenMPI", BY_BOTH, "OMPI_MCA_orte_set_default_slots", NULL},
+    {"OpenMPI", BY_AGENT, "OMPI_MCA_plm_rsh_agent", LAUNCH_AGENT},
+    {"OpenMPI", BY_AGENT, "OMPI_MCA_plm_rsh_no_tree_spawn", "true"},
+    {"OpenMPI", BY_AGENT, "PRTE_MCA_prte_keep_fqdn_hostnames", "true"},
+    {"OpenMPI", BY_AGENT, "PRTE_MCA_prte_default_hostfile", "/etc/mpi/hostfile"},
+    {"OpenMPI", BY_AGENT, "PRTE_MCA_prte_set_default_slots", NULL},
+    {"OpenMPI", BY_AGENT, "PRTE_MCA_plm_ssh_agent", LAUNCH_AGENT},
+    {"OpenMPI", BY_AGENT, "PRTE_MCA_plm_ssh_no_tree_spawn", "true"},
+    {"Intel", BY_BOTH, "I_MPI_HYDRA_HOST_FILE", "/etc/mpi/hostfile"},
+    {"Intel", BY_SSH, "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS", "-o ConnectionAttempts=10"},
+    {"Intel", BY_AGENT, "I_MPI_HYDRA_BOOTSTRAP", "rsh"},
+    {"Intel", BY_AGENT, "I_MPI_HYDRA_BOOTSTRAP_EXEC", LAUNCH_AGENT},
+    {"Intel", BY_BOTH, "I_MPI_PERHOST", NULL},
+    {"MPICH", BY_BOTH, "HYDRA_HOST_FILE", "/etc/mpi/hostfile"},
+    {"MPICH", BY_SSH, "HYDRA_LAUNCH_EXTRA_ARGS", "-o ConnectionAttempts=10"},
+    {"MPICH", BY_AGENT, "HYDRA_LAUNCHER", "rsh"},
+    {"MPICH", BY_AGENT, "HYDRA_LAUNCHER_EXEC", LAUNCH_AGENT},
 };
 
 static void add_launcher_env(gr_mpijob *m, json_t *container)
@@ -294,7 +355,9 @@ static void add_launcher_env(gr_mpijob *m, json_t *container)
     snprintf(slots, sizeof slots, "%" PRId64, gr_object_int(m->look.job, "spec.slotsPerWorker", 1));
     add_env(m, container, "K_MPI_JOB_ROLE", "launcher");
     for (size_t i = 0; i < sizeof launcher_env / sizeof launcher_env[0]; i++) {
-        if (strcmp(launcher_env[i].implementation, m->implementation) == 0) {
+        env_flow flow = launcher_env[i].flow;
+        if (strcmp(launcher_env[i].implementation, m->implementation) == 0 &&
+            (flow == BY_BOTH || flow == (m->by_agent ? BY_AGENT : BY_SSH))) {
             const char *value = launcher_env[i].value;
             add_env(m, container, launcher_env[i].name, value != NULL ? value : slots);
         }
@@ -322,15 +385,14 @@ json_t *gr_mpijob_launcher_template(gr_mpijob *m)
                            &m->look.no_memory);
     }
     add_launcher_env(m, container);
-    add_ssh(m, spec, container);
-    json_t *config = json_pack("{s:o, s:[{s:s, s:s, s:i}, {s:s, s:s, s:i}]}", "name",
-                               json_sprintf("%s-config", m->look.name), "items", "key", "hostfile",
-                               "path", "hostfile", "mode", 0444, "key", "discover_hosts.sh", "path",
-                               "discover_hosts.sh", "mode", 0555);
-    gr_object_append(gr_object_list(spec, "volumes", &m->look.no_memory),
-                     json_pack("{s:s, s:o}", "name", "mpi-job-config", "configMap", config),
-                     &m->look.no_memory);
-    mount(m, container, "mpi-job-config", "/etc/mpi");
+    static const config_file files[] = {
+        {"hostfile", 0444}, {"discover_hosts.sh", 0555}, {"launch_agent.sh", 0555}};
+    if (m->by_agent) {
+        gr_mpijob_add_agent(m, spec, container);
+    } else {
+        add_ssh(m, spec, container);
+    }
+    add_config(m, spec, container, files, m->by_agent ? 3 : 2);
     join_pod_group(m, template);
 
     json_t *owned = gr_look_metadata(&m->look, "");

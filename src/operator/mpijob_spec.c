@@ -111,5 +111,10 @@ void gr_mpijob_validate(const json_t *job, char sentence_out[GR_EVENT_BYTES])
     }
     gr_check_is_one_of(&p, json_object_get(spec, "mpiImplementation"), "spec.mpiImplementation",
                        implementations);
+    if (gr_mpijob_launch(job) != NULL) {
+        const json_t *annotations = gr_object_at(job, "metadata.annotations");
+        gr_check_is_one_of(&p, json_object_get(annotations, GR_MPIJOB_LAUNCH),
+                           "metadata.annotations[" GR_MPIJOB_LAUNCH "]", gr_mpijob_launches);
+    }
     gr_problems_tell(&p, sentence_out);
 }

@@ -40,6 +40,10 @@ typedef struct gr_operator_view {
      * both in base64. Asked only where a Secret is to be written; NULL: none could be made. */
     json_t *(*ssh_key)(void *ssh_key_arg);
     void *ssh_key_arg;
+    /* Likewise {"token": 64 hexadecimal digits in base64}, by which launcher and agents of an
+     * MPIJob know each other. NULL: there are no agents, all jobs are launched by ssh. */
+    json_t *(*token)(void *ssh_key_arg);
+    const char *launch_agent_image; /* whose init container brings gradus; NULL, "": none */
 } gr_operator_view;
 
 typedef struct gr_operator_result {

@@ -15,10 +15,16 @@
 typedef struct cluster {
     const gr_operator_kind *kind;
     json_t *job, *objects;
-    const char *gang_scheduler, *now;
+    const char *gang_scheduler, *now, *launch_agent_image;
     int keys_made;
     gr_operator_result result;
 } cluster;
+
+static inline json_t *make_token(void *c)
+{
+    ((cluster *)c)->keys_made++;
+    return json_pack("{s:s}", "token", "TOKEN");
+}
 
 static inline json_t *make_key(void *arg)
 {
@@ -80,6 +86,8 @@ static inline gr_operator_view view_of(cluster *c)
                               .cluster_domain = "",
                               .gang_scheduler = c->gang_scheduler,
                               .ssh_key = make_key,
+                              .token = make_token,
+                              .launch_agent_image = c->launch_agent_image,
                               .ssh_key_arg = c};
 }
 

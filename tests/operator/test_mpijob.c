@@ -118,6 +118,153 @@ static void job_of_intel_launcher_is_worker_hosts_with_slots(void **state)
     close_cluster(&c);
 }
 
+/* ---- By agents ------------------------------------------------------------------------------- */
+static void launch_by_agent(cluster *c)
+{
+    json_t *metadata = json_object_get(c->job, "metadata");
+    json_object_set_new(metadata, "annotations", json("{'gradus/launch': 'agent'}"));
+}
+
+static void job_by_agent_neither_keys_of_ssh_nor_sshd(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 1);
+    launch_by_agent(&c);
+    look(&c);
+    assert_writes(&c, "create train, create train-config, create train-agent, "
+                      "create train-worker-0, create train-launcher, status train");
+    assert_json(gr_object_at(written(&c, 2), "data"), "{'token': 'TOKEN'}");
+    assert_string_equal(gr_object_text(written(&c, 2), "type"), "Opaque");
+    assert_string_equal(
+        json_string_value(json_object_get(gr_object_at(written(&c, 1), "data"), "launch_agent.sh")),
+        "#!/bin/sh\nexec gradus rsh \"$@\"\n");
+    const json_t *spec = gr_object_at(written(&c, 3), "spec");
+    const json_t *worker = json_array_get(json_object_get(spec, "containers"), 0);
+    assert_json(json_object_get(worker, "command"), "['gradus', 'agent', '--listen', ':7522']");
+    assert_json(json_object_get(worker, "env"),
+                "[{'name': 'K_MPI_JOB_ROLE', 'value': 'worker'},"
+                " {'name': 'GRADUS_JOIN_TOKEN', 'valueFrom':"
+                "  {'secretKeyRef': {'name': 'train-agent', 'key': 'token'}}}]");
+    assert_json(json_object_get(spec, "volumes"),
+                "[{'name': 'mpi-job-config', 'configMap': {'name': 'train-config', 'items':"
+                " [{'key': 'launch_agent.sh', 'path': 'launch_agent.sh', 'mode': 365}]}}]");
+    assert_null(json_object_get(spec, "initContainers"));
+    const json_t *launcher = gr_object_at(written(&c, 4), "spec.template.spec");
+    assert_int_equal(json_array_size(json_object_get(launcher, "volumes")), 1);
+    run_all(&c, 1);
+    int made = c.keys_made;
+    look(&c);
+    assert_writes(&c, "");
+    assert_int_equal(c.keys_made, made);
+    close_cluster(&c);
+}
+
+static void assert_launcher_calls(const char *implementation, const char *env)
+{
+    cluster c;
+    char quoted[32];
+    open_cluster(&c, 1);
+    launch_by_agent(&c);
+    snprintf(quoted, sizeof quoted, "'%s'", implementation);
+    set(c.job, "spec.mpiImplementation", quoted);
+    set(c.job, "spec.runLauncherAsWorker", "true"); /* no variables of GPUs */
+    look(&c);
+    const json_t *launcher =
+        json_array_get(gr_object_at(written(&c, 4), "spec.template.spec.containers"), 0);
+    json_t *found = json_deep_copy(json_object_get(launcher, "env"));
+    json_array_remove(found, 0);                          /* the role */
+    json_array_remove(found, json_array_size(found) - 1); /* the token */
+    assert_json(found, env);
+    json_decref(found);
+    close_cluster(&c);
+}
+
+static void launcher_by_agent_calls_it_in_place_of_ssh(void **state)
+{
+    (void)state;
+    assert_launcher_calls("MPICH", "[{'name': 'HYDRA_HOST_FILE', 'value': '/etc/mpi/hostfile'},"
+                                   " {'name': 'HYDRA_LAUNCHER', 'value': 'rsh'},"
+                                   " {'name': 'HYDRA_LAUNCHER_EXEC',"
+                                   "  'value': '/etc/mpi/launch_agent.sh'}]");
+    assert_launcher_calls("Intel",
+                          "[{'name': 'I_MPI_HYDRA_HOST_FILE', 'value': '/etc/mpi/hostfile'},"
+                          " {'name': 'I_MPI_HYDRA_BOOTSTRAP', 'value': 'rsh'},"
+                          " {'name': 'I_MPI_HYDRA_BOOTSTRAP_EXEC',"
+                          "  'value': '/etc/mpi/launch_agent.sh'},"
+                          " {'name': 'I_MPI_PERHOST', 'value': '1'}]");
+    assert_launcher_calls(
+        "OpenMPI", "[{'name': 'OMPI_MCA_orte_keep_fqdn_hostnames', 'value': 'true'},"
+                   " {'name': 'OMPI_MCA_orte_default_hostfile', 'value': '/etc/mpi/hostfile'},"
+                   " {'name': 'OMPI_MCA_orte_set_default_slots', 'value': '1'},"
+                   " {'name': 'OMPI_MCA_plm_rsh_agent', 'value': '/etc/mpi/launch_agent.sh'},"
+                   " {'name': 'OMPI_MCA_plm_rsh_no_tree_spawn', 'value': 'true'},"
+                   " {'name': 'PRTE_MCA_prte_keep_fqdn_hostnames', 'value': 'true'},"
+                   " {'name': 'PRTE_MCA_prte_default_hostfile', 'value': '/etc/mpi/hostfile'},"
+                   " {'name': 'PRTE_MCA_prte_set_default_slots', 'value': '1'},"
+                   " {'name': 'PRTE_MCA_plm_ssh_agent', 'value': '/etc/mpi/launch_agent.sh'},"
+                   " {'name': 'PRTE_MCA_plm_ssh_no_tree_spawn', 'value': 'true'}]");
+}
+
+static void job_by_agent_with_image_program_comes_by_init_container(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 1);
+    launch_by_agent(&c);
+    json_t *containers =
+        gr_object_at(c.job, "spec.mpiReplicaSpecs.Worker.template.spec.containers");
+    json_object_set_new(json_array_get(containers, 0), "command",
+                        json("['/usr/sbin/sshd', '-De', '-f', '/home/me/.sshd_config']"));
+    c.launch_agent_image = "operator:1";
+    look(&c);
+    const json_t *pods[] = {gr_object_at(written(&c, 3), "spec"),
+                            gr_object_at(written(&c, 4), "spec.template.spec")};
+    for (int i = 0; i < 2; i++) {
+        const json_t *init = json_array_get(json_object_get(pods[i], "initContainers"), 0);
+        assert_string_equal(gr_object_text(init, "image"), "operator:1");
+        assert_json(json_object_get(init, "command"),
+                    "['/usr/bin/gradus', 'agent', '--install', '/opt/gradus']");
+        const json_t *works = json_array_get(json_object_get(pods[i], "containers"), 0);
+        assert_json(json_array_get(json_object_get(works, "volumeMounts"), 0),
+                    "{'name': 'gradus-agent', 'mountPath': '/opt/gradus'}");
+    }
+    const json_t *worker = json_array_get(json_object_get(pods[0], "containers"), 0);
+    assert_json(json_object_get(worker, "command"),
+                "['/opt/gradus/gradus', 'agent', '--listen', ':7522']");
+    close_cluster(&c);
+}
+
+static void worker_by_agent_with_another_command_keeps_it(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 1);
+    launch_by_agent(&c);
+    json_t *containers =
+        gr_object_at(c.job, "spec.mpiReplicaSpecs.Worker.template.spec.containers");
+    json_object_set_new(json_array_get(containers, 0), "args", json("['mine']"));
+    look(&c);
+    const json_t *worker = json_array_get(gr_object_at(written(&c, 3), "spec.containers"), 0);
+    assert_json(json_object_get(worker, "args"), "['mine']");
+    assert_null(json_object_get(worker, "command"));
+    close_cluster(&c);
+}
+
+static void launch_that_is_unknown_is_wrong(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 1);
+    json_object_set_new(json_object_get(c.job, "metadata"), "annotations",
+                        json("{'gradus/launch': 'agents'}"));
+    look(&c);
+    assert_writes(&c, "");
+    assert_string_equal(event(&c, 0, "reason"), "ValidationError");
+    assert_non_null(strstr(event(&c, 0, "message"), "metadata.annotations[gradus/launch]"));
+    close_cluster(&c);
+}
+
 static void worker_with_args_keeps_its_command(void **state)
 {
     (void)state;
@@ -538,6 +685,11 @@ int main(void)
         cmocka_unit_test(job_new_everything_created_in_order),
         cmocka_unit_test(job_settled_no_more_writes_events_or_keys),
         cmocka_unit_test(job_of_intel_launcher_is_worker_hosts_with_slots),
+        cmocka_unit_test(job_by_agent_neither_keys_of_ssh_nor_sshd),
+        cmocka_unit_test(launcher_by_agent_calls_it_in_place_of_ssh),
+        cmocka_unit_test(job_by_agent_with_image_program_comes_by_init_container),
+        cmocka_unit_test(worker_by_agent_with_another_command_keeps_it),
+        cmocka_unit_test(launch_that_is_unknown_is_wrong),
         cmocka_unit_test(worker_with_args_keeps_its_command),
         cmocka_unit_test(launcher_waits_for_workers_that_are_ready),
         cmocka_unit_test(discovered_hosts_in_order_of_their_numbers),

@@ -278,6 +278,8 @@ static gr_status start_controller(gr_serve *serve, gr_diag *diag)
         .kubectl_delivery_image = options->kubectl_delivery_image,
         .pytorch_init_tries = options->pytorch_init_tries,
         .ssh_key = gr_ssh_key_make,
+        .token = gr_job_token_make,
+        .launch_agent_image = options->launch_agent_image,
         .jobs_at_once = options->jobs_at_once};
     return gr_controller_create(&config, &serve->controller, diag);
 }
@@ -308,17 +310,17 @@ static gr_status start(gr_serve *serve, gr_diag *diag)
         gr_log_write(serve->log, GR_LOG_INFO, "operator",
                      "/metrics, /healthz and /readyz are at %s", gr_web_where(serve->web));
     }
-    status = gr_serve_find_kinds(serve, diag);
-    if (status == GR_OK && !gr_serve_is_over(serve)) {
     serve->resources_due_us =
         gr_clock_now_us(&serve->clock) + serve->options->wait_for_resources_us;
+    status = gr_serve_find_kinds(serve, diag);
+    if (status == GR_OK && !gr_serve_is_over(serve)) {
         status = start_controller(serve, diag);
     }
     if (status == GR_OK && !gr_serve_is_over(serve)) {
-        status = gr_serve_check_rights(serve, diag);
-    if (status == GR_OK && !gr_serve_is_over(serve)) {
         status = gr_serve_find_resources(serve, diag);
     }
+    if (status == GR_OK && !gr_serve_is_over(serve)) {
+        status = gr_serve_check_rights(serve, diag);
     }
     if (status != GR_OK || gr_serve_is_over(serve)) {
         return status;

@@ -22,6 +22,7 @@ typedef struct gr_serve_options {
     const char *const *kinds;         /* "MPIJob", "tfjob.v1"; NULL: those that there are */
     const char *cluster_domain, *gang_scheduler;
     const char *pytorch_init_image, *kubectl_delivery_image; /* as in gr_operator_view */
+    const char *launch_agent_image;
     int64_t pytorch_init_tries;
     double requests_a_second;
     int burst;

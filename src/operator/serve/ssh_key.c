@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "operator/serve/ssh_key.h"
 
+#include "base/hash.h"
+
 #include <openssl/core_names.h>
 #include <openssl/ec.h>
 #include <openssl/evp.h>
@@ -11,7 +13,13 @@
 #define KEY_TYPE "ecdsa-sha2-nistp521"
 #define CURVE "nistp521"
 /* A point of P-521 that is not compressed; the three parts of a public key (RFC 5656); its line. */
-enum { POINT_BYTES = 133, BLOB_BYTES = 256, LINE_BYTES = 512, BASE64_BYTES = 2048 };
+enum {
+    POINT_BYTES = 133,
+    BLOB_BYTES = 256,
+    LINE_BYTES = 512,
+    BASE64_BYTES = 2048,
+    TOKEN_BYTES = 32
+};
 
 /* A part of a public key: its length, then its bytes. */
 static size_t put_part(unsigned char *blob, size_t at, const void *bytes, size_t size_bytes)
@@ -53,6 +61,21 @@ static json_t *encode(const char *bytes, size_t size_bytes)
     json_t *value = json_string(text);
     OPENSSL_cleanse(text, sizeof text);
     return value;
+}
+
+json_t *gr_job_token_make(void *unused)
+{
+    (void)unused;
+    uint8_t token[TOKEN_BYTES];
+    char hex[2 * TOKEN_BYTES + 1];
+    json_t *data = NULL;
+    if (gr_random_bytes(token, sizeof token, NULL) == GR_OK) {
+        gr_hex(token, sizeof token, hex);
+        data = json_pack("{s:o}", "token", encode(hex, strlen(hex)));
+        OPENSSL_cleanse(hex, sizeof hex);
+    }
+    OPENSSL_cleanse(token, sizeof token);
+    return data;
 }
 
 json_t *gr_ssh_key_make(void *unused)

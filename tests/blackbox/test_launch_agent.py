@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gradus agent --listen` and `gradus rsh`, which take the places of sshd and ssh for launchers of
+MPI."""
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+
+import pytest
+
+from conftest import TIMEOUT_S, wait_until
+
+BUILD = os.environ["GRADUS_BUILD_DIR"]
+GRADUS = f"{BUILD}/gradus"
+
+
+class Agent:
+    def __init__(self, token, program=(GRADUS,)):
+        self.environment = {**os.environ, "GRADUS_JOIN_TOKEN": token, "MARK": "of the agent"}
+        self.process = subprocess.Popen([*program, "agent", "--listen", "127.0.0.1:0"],
+                                        env=self.environment, stdin=subprocess.DEVNULL,
+                                        stderr=subprocess.PIPE, text=True)
+        self.port = re.search(r":(\d+)$", self.process.stderr.readline().strip())[1]
+
+    def words(self, *words):
+        return [GRADUS, "rsh", "--port", self.port, *words]
+
+    def run(self, *words, **how):
+        return subprocess.run(self.words(*words), env=self.environment, capture_output=True,
+                              timeout=TIMEOUT_S, **how)
+
+    def end(self):
+        if self.process.returncode is None:
+            self.process.terminate()
+            assert self.process.wait(TIMEOUT_S) == 0
+        self.process.stderr.close()
+
+
+@pytest.fixture
+def agent():
+    agent = Agent(secrets.token_hex(32))
+    yield agent
+    agent.end()
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_command_has_stdin_stdout_stderr_and_exit_code(agent):
+    done = agent.run("-x", "-o", "ConnectionAttempts=10", "me@127.0.0.1",
+                     "cat;", "echo 'two  words' >&2;", "exit 7", input=b"some bytes\n")
+    assert (done.returncode, done.stdout, done.stderr) == (7, b"some bytes\n", b"two  words\n")
+    assert agent.run("127.0.0.1", "kill -9 $$").returncode == 128 + signal.SIGKILL
+    assert agent.run("127.0.0.1", "no-such-program").returncode == 127
+
+
+def test_command_has_environment_of_agent_without_the_token(agent):
+    done = agent.run("127.0.0.1", "env", text=True)
+    assert "MARK=of the agent" in done.stdout and "GRADUS_JOIN_TOKEN" not in done.stdout
+    with open(f"/proc/{agent.process.pid}/environ", "rb") as file:
+        assert agent.environment["GRADUS_JOIN_TOKEN"].encode() not in file.read()
+
+
+def test_many_bytes_go_both_ways_as_they_are(agent):
+    data = os.urandom(3 << 20)
+    assert agent.run("127.0.0.1", "cat", input=data).stdout == data
+
+
+def test_command_that_does_not_read_ends_all_the_same(agent):
+    done = agent.run("127.0.0.1", "exec <&-; echo done", input=bytes(1 << 20))
+    assert (done.returncode, done.stdout) == (0, b"done\n")
+
+
+def test_command_in_the_background_lives_on(agent, tmp_path):
+    """As orted does it, which makes itself a daemon."""
+    script = "(setsid sh -c 'echo $$ > pid; exec sleep 1000') </dev/null >/dev/null 2>&1 & exit 0"
+    assert agent.run("127.0.0.1", f"cd {tmp_path} && {script}").returncode == 0
+    wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip(),
+               "the background process")
+    pid = int((tmp_path / "pid").read_text())
+    assert is_alive(pid)
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("who", ["caller", "agent"])
+def test_command_ends_with_its_caller_and_with_the_agent(agent, who):
+    caller = subprocess.Popen(agent.words("127.0.0.1", "echo $$; exec sleep 1000"),
+                              env=agent.environment, stdout=subprocess.PIPE, text=True,
+                              stderr=subprocess.PIPE)
+    pid = int(caller.stdout.readline())
+    assert is_alive(pid)
+    if who == "caller":
+        caller.kill()
+    else:
+        agent.process.terminate()
+    wait_until(lambda: not is_alive(pid), "the command's end")
+    said = caller.communicate(timeout=TIMEOUT_S)[1]
+    assert who == "caller" or (caller.returncode == 255 and "the connection broke" in said)
+
+
+def test_who_has_another_token_runs_nothing(agent, tmp_path):
+    agent.environment["GRADUS_JOIN_TOKEN"] = secrets.token_hex(32)
+    done = agent.run("127.0.0.1", f"touch {tmp_path}/ran", text=True)
+    assert done.returncode == 255 and "holds another token" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_strangers_are_closed_and_others_served(agent):
+    for data in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096)):
+        with socket.create_connection(("127.0.0.1", int(agent.port)), TIMEOUT_S) as one:
+            one.sendall(data)
+            assert agent.run("127.0.0.1", "echo served").stdout == b"served\n"
+
+
+@pytest.mark.parametrize("words, sentence", [
+    (["127.0.0.1"], "it takes a host"), (["-x"], "it takes a host"),
+    (["--port", "x", "127.0.0.1", "true"], 'rsh: --port "x" is no port')])
+def test_wrong_lines_are_refused(words, sentence):
+    done = subprocess.run([GRADUS, "rsh", *words], capture_output=True, text=True)
+    assert done.returncode == 255 and sentence in done.stderr
+
+
+def test_agent_without_token_is_refused(gradus):
+    done = gradus("agent", "--listen", "127.0.0.1:0", env={"GRADUS_JOIN_TOKEN": ""})
+    assert done.returncode == 2 and "GRADUS_JOIN_TOKEN" in done.stderr
+    done = gradus("agent", "--listen", ":1", "--join", "a:1")
+    assert done.returncode == 2 and "exclude each other" in done.stderr
+
+
+def test_program_that_is_installed_needs_nothing_else(tmp_path):
+    """As the init container does it: what starts has no library of the system's."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    for program, folder in ((GRADUS, first), (GRADUS, first), (first / "gradus", second)):
+        folder.mkdir(exist_ok=True)
+        subprocess.run([program, "agent", "--install", folder], check=True)
+    shutil.rmtree(first)
+    agent = Agent(secrets.token_hex(32), (second / "gradus",))
+    try:
+        assert agent.run("127.0.0.1", "echo yes").stdout == b"yes\n"
+        with open(f"/proc/{agent.process.pid}/maps") as file:
+            mapped = {line.split()[-1] for line in file if ".so" in line}
+        assert mapped and all(one.startswith(str(second)) for one in mapped), mapped
+    finally:
+        agent.end()
+    done = subprocess.run([GRADUS, "agent", "--install", tmp_path / "no"], capture_output=True,
+                          text=True)
+    assert done.returncode == 2 and "cannot make" in done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("mpiexec.hydra"), reason="needs mpich (mpiexec.hydra)")
+def test_hydra_starts_its_ranks_by_it(agent, tmp_path):
+    script = tmp_path / "launch_agent.sh"
+    script.write_text(f"#!/bin/sh\nexec {GRADUS} rsh --port {agent.port} \"$@\"\n")
+    script.chmod(0o755)
+    done = subprocess.run(
+        ["mpiexec.hydra", "-n", "2", "-hosts", "127.0.0.1", "sh", "-c", "echo $PMI_RANK in $MARK"],
+        env={**agent.environment, "MARK": "no", "HYDRA_LAUNCHER": "rsh",
+             "HYDRA_LAUNCHER_EXEC": str(script), "HYDRA_LAUNCHER_AUTOFORK": "0"},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2
