@@ -90,6 +90,7 @@ gr_status gr_manifest_look(const char *where, const json_t *job, const char *spa
     view.cluster_domain = or_none(how->cluster_domain);
     view.gang_scheduler = or_none(how->gang_scheduler);
     view.ssh_key = how->ssh_key != NULL ? how->ssh_key : no_key;
+    view.job_secret = how->job_secret != NULL ? how->job_secret : no_key;
     gr_operator_result result = {0};
     gr_status status = no_memory ? gr_fail(diag, GR_E_NO_MEMORY, "no memory for the job")
                                  : kind->reconcile(&view, &result, diag);

@@ -202,8 +202,9 @@ static const gr_config_field operator_fields[] = {
      .type = GR_CONFIG_TEXT,
      AT(launch_agent_image),
      .value_name = "IMAGE",
-     .help = "this operator's own, say: brings gradus into the pods of MPIJobs with the annotation "
-             "gradus/launch: agent; unset: their own images have it in their PATH"},
+     .help =
+         "this operator's own, say: brings gradus into the pods of GradusJobs, and of MPIJobs with "
+         "the annotation gradus/launch: agent; unset: their own images have it in their PATH"},
     {.flag = "--verbosity",
      .short_flag = 'v',
      .type = GR_CONFIG_INT,

@@ -56,12 +56,13 @@ const gr_config_table gr_run_manifest_table = {.name = "run -f",
 
 static void usage(void)
 {
-    printf("usage: gradus run -f FILE\n\n"
-           "Runs the Kubernetes jobs of a manifest on this host: MPIJob, PyTorchJob and TFJob of\n"
-           "Kubeflow. Pods are processes, Services are names of addresses on loopback, ConfigMaps\n"
-           "and Secrets are files. Images are not used: programs are those of this host.\n"
-           "Exit code: 0 all jobs have succeeded, 1 a job failed or was ended, 2 the manifest is\n"
-           "wrong, 75 a job waits suspended.\n");
+    printf(
+        "usage: gradus run -f FILE\n\n"
+        "Runs the Kubernetes jobs of a manifest on this host: GradusJob, and MPIJob, PyTorchJob\n"
+        "and TFJob of Kubeflow. Pods are processes, Services are names of addresses on loopback,\n"
+        "ConfigMaps and Secrets are files. Images are not used: programs are those of this host.\n"
+        "Exit code: 0 all jobs have succeeded, 1 a job failed or was ended, 2 the manifest is\n"
+        "wrong, 75 a job waits suspended.\n");
 }
 
 /* Words of a command may look alike: what counts stands in front of the first word. */

@@ -6,7 +6,8 @@
 
 static const struct {
     const char *kind, *framework;
-} frameworks[] = {{"MPIJob", "mpi"}, {"PyTorchJob", "pytorch"}, {"TFJob", "tensorflow"}};
+} frameworks[] = {
+    {"MPIJob", "mpi"}, {"PyTorchJob", "pytorch"}, {"TFJob", "tensorflow"}, {"GradusJob", "gradus"}};
 
 void gr_metrics_head(FILE *out, const char *name, const char *type, const char *help)
 {
@@ -49,7 +50,7 @@ static void print_training(FILE *out, const gr_controller_counts *counts, size_t
             while (f < end && strcmp(frameworks[f].kind, counts[i].kind->kind) != 0) {
                 f++;
             }
-            if (f < end && strcmp(counts[i].kind->api_version, "kubeflow.org/v1") == 0) {
+            if (f < end && counts[i].kind != &gr_mpijob_v2) {
                 fprintf(out, "%s{job_namespace=\"%s\",framework=\"%s\"} %" PRIu64 "\n",
                         metrics[m].name, counts[i].space, frameworks[f].framework,
                         counts[i].counts[m]);

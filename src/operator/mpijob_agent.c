@@ -14,8 +14,8 @@
 
 #include <string.h>
 
-#define FOLDER "/opt/gradus"
-#define VOLUME "gradus-agent"
+#define FOLDER GR_GRADUS_FOLDER
+#define VOLUME GR_GRADUS_VOLUME
 
 const char *const gr_mpijob_launches[] = {"agent", "ssh", NULL};
 

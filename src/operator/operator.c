@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-const gr_operator_kind *const gr_operator_kinds[] = {&gr_mpijob_v2, &gr_mpijob_v1,
-                                                     &gr_pytorchjob_v1, &gr_tfjob_v1, NULL};
+const gr_operator_kind *const gr_operator_kinds[] = {
+    &gr_mpijob_v2, &gr_mpijob_v1, &gr_pytorchjob_v1, &gr_tfjob_v1, &gr_gradusjob_v1, NULL};
 
 const gr_operator_kind *gr_operator_find_kind(const gr_operator_kind *const *kinds,
                                               const char *api_version, const char *kind)

@@ -13,6 +13,9 @@
 /* What pods get where a view names nothing else. */
 #define GR_PYTORCH_INIT_IMAGE "alpine:3.10"
 #define GR_KUBECTL_DELIVERY_IMAGE "kubeflow/kubectl-delivery:latest"
+/* How gradus comes into pods whose images do not have it: an init container puts it there. */
+#define GR_GRADUS_VOLUME "gradus-agent"
+#define GR_GRADUS_FOLDER "/opt/gradus"
 enum { GR_PYTORCH_INIT_TRIES = 100 };
 
 enum { GR_EVENT_BYTES = 1024 + 1 }; /* of the text of an event, as Kubernetes allows */
@@ -44,6 +47,9 @@ typedef struct gr_operator_view {
      * MPIJob know each other. NULL: there are no agents, all jobs are launched by ssh. */
     json_t *(*token)(void *ssh_key_arg);
     const char *launch_agent_image; /* whose init container brings gradus; NULL, "": none */
+    /* The data of a GradusJob's Secret, likewise: {"token": ...}. */
+    json_t *(*job_secret)(void *job_secret_arg);
+    void *job_secret_arg;
 } gr_operator_view;
 
 typedef struct gr_operator_result {
@@ -86,6 +92,7 @@ const gr_operator_kind *gr_operator_find_kind(const gr_operator_kind *const *kin
 enum { GR_OPERATOR_KINDS_BYTES = 512 };
 void gr_operator_list_kinds(const gr_operator_kind *const *kinds,
                             char text_out[GR_OPERATOR_KINDS_BYTES]);
-extern const gr_operator_kind gr_mpijob_v1, gr_mpijob_v2, gr_pytorchjob_v1, gr_tfjob_v1;
+extern const gr_operator_kind gr_gradusjob_v1, gr_mpijob_v1, gr_mpijob_v2, gr_pytorchjob_v1,
+    gr_tfjob_v1;
 
 #endif

@@ -15,6 +15,7 @@ typedef struct gr_problems {
     char text[4 * GR_EVENT_BYTES];
     size_t used;
     int count;
+    bool no_memory; /* for a check */
 } gr_problems;
 
 void gr_problem(gr_problems *p, const char *format, ...) GR_PRINTF(2, 3);

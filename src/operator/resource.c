@@ -10,9 +10,11 @@ static const gr_operator_kind *const of_mpijob_v1[] = {&gr_mpijob_v1, NULL};
 static const gr_operator_kind *const of_mpijobs[] = {&gr_mpijob_v2, &gr_mpijob_v1, NULL};
 static const gr_operator_kind *const of_pytorchjob[] = {&gr_pytorchjob_v1, NULL};
 static const gr_operator_kind *const of_tfjob[] = {&gr_tfjob_v1, NULL};
+static const gr_operator_kind *const of_gradusjob[] = {&gr_gradusjob_v1, NULL};
+static const gr_operator_kind *const of_secrets[] = {&gr_mpijob_v2, &gr_gradusjob_v1, NULL};
 /* MPIJob v1 has no Services. */
 static const gr_operator_kind *const of_services[] = {&gr_mpijob_v2, &gr_pytorchjob_v1,
-                                                      &gr_tfjob_v1, NULL};
+                                                      &gr_tfjob_v1, &gr_gradusjob_v1, NULL};
 
 #define RBAC "rbac.authorization.k8s.io/v1"
 
@@ -21,10 +23,11 @@ const gr_operator_resource gr_operator_resources[] = {
     {"kubeflow.org/v1", "MPIJob", "mpijobs", .readers = of_mpijob_v1, .is_job = true},
     {"kubeflow.org/v1", "PyTorchJob", "pytorchjobs", .readers = of_pytorchjob, .is_job = true},
     {"kubeflow.org/v1", "TFJob", "tfjobs", .readers = of_tfjob, .is_job = true},
+    {"gradus.dev/v1", "GradusJob", "gradusjobs", .readers = of_gradusjob, .is_job = true},
     {"v1", "Pod", "pods", .selector = "training.kubeflow.org/job-name", .trim = GR_TRIM_POD},
     {"v1", "Service", "services", .readers = of_services},
     {"v1", "ConfigMap", "configmaps", .selector = "app", .readers = of_mpijobs},
-    {"v1", "Secret", "secrets", .selector = "app", .readers = of_mpijob_v2, .trim = GR_TRIM_SECRET},
+    {"v1", "Secret", "secrets", .selector = "app", .readers = of_secrets, .trim = GR_TRIM_SECRET},
     {"batch/v1", "Job", "jobs", .selector = "app", .readers = of_mpijob_v2},
     {"v1", "ServiceAccount", "serviceaccounts", .selector = "app", .readers = of_mpijob_v1},
     {RBAC, "Role", "roles", .selector = "app", .readers = of_mpijob_v1},
@@ -101,12 +104,13 @@ static json_t *trim_pod_metadata(const json_t *metadata, bool *no_memory)
 {
     static const char *const keys[] = {
         "name", "uid", "labels", "ownerReferences", "creationTimestamp", "deletionTimestamp", NULL};
-    static const char ours[] = "training.kubeflow.org/";
+    static const char kubeflow[] = "training.kubeflow.org/", ours[] = "gradus.dev/";
     json_t *trimmed = pick(metadata, keys, no_memory), *labels = json_object(), *value;
     const char *key;
     json_object_foreach(json_object_get(metadata, "labels"), key, value)
     {
-        if (strncmp(key, ours, sizeof ours - 1) == 0) {
+        if (strncmp(key, kubeflow, sizeof kubeflow - 1) == 0 ||
+            strncmp(key, ours, sizeof ours - 1) == 0) {
             gr_object_put(labels, key, json_incref(value), no_memory);
         }
     }

@@ -210,6 +210,11 @@ static void delete_objects(gr_training *t, bool keep_ended)
     }
 }
 
+void gr_training_delete_pods(gr_training *t)
+{
+    delete_objects(t, false);
+}
+
 static void delete_pod_group(gr_training *t)
 {
     char message[GR_EVENT_BYTES];
@@ -368,7 +373,7 @@ static bool reaches_limit(gr_training *t)
 {
     char message[GR_EVENT_BYTES];
     const char *limit = NULL;
-    if (is_past_backoff_limit(t)) {
+    if (!t->kind->has_attempts && is_past_backoff_limit(t)) {
         limit = "it has reached the specified backoff limit";
     } else if (seconds_left(t, "startTime", run_policy(t, "activeDeadlineSeconds")) == 0) {
         limit = "it was active longer than specified deadline";
@@ -409,8 +414,7 @@ static bool waits_for_pod_group(gr_training *t)
     return true;
 }
 
-/* How the container that works has ended; false: it has not. */
-static bool read_exit_code(const gr_training_role *role, const json_t *pod, int64_t *code_out)
+bool gr_training_exit_code(const gr_training_role *role, const json_t *pod, int64_t *code_out)
 {
     size_t i;
     const json_t *status;
@@ -430,7 +434,7 @@ static void tell_exit(gr_training *t, const gr_training_role *role, const json_t
 {
     char message[GR_EVENT_BYTES];
     int64_t code;
-    if (read_exit_code(role, pod, &code)) {
+    if (gr_training_exit_code(role, pod, &code)) {
         snprintf(message, sizeof message, "Pod: %s.%s exited with code %" PRId64, t->look.space,
                  gr_object_text(pod, "metadata.name"), code);
         gr_look_event(&t->look, "Normal", "ExitedWithCode", message);
@@ -448,7 +452,7 @@ static void judge_failed(gr_training *t, const gr_training_role *role, const jso
     if (strcmp(role->restart_policy, "Never") == 0 || !(is_by_code || t->kind->restarts_failed)) {
         return;
     }
-    if (is_by_code && read_exit_code(role, pod, &code) && code < FIRST_SIGNAL) {
+    if (is_by_code && gr_training_exit_code(role, pod, &code) && code < FIRST_SIGNAL) {
         snprintf(message, sizeof message, "job \"%s\" is failing because \"%s\" replica(s) failed.",
                  t->look.name, role->name);
         gr_training_event(t, "Warning", "Failed", message);
@@ -563,7 +567,8 @@ static bool keep_role(gr_training *t, gr_training_role *role)
     t->has_fewer |= role->active < active;
     for (int64_t n = 0; n < role->replicas && !t->look.no_memory; n++) {
         const json_t *pod = role->pods[n];
-        if (!keep_object(t, role, n, pod, "Pod", gr_training_pod)) {
+        if (!(role->is_closed && pod == NULL) &&
+            !keep_object(t, role, n, pod, "Pod", gr_training_pod)) {
             return false;
         }
         if (has_phase(pod, "Failed")) {
@@ -626,7 +631,8 @@ static void look(gr_training *t)
         suspend(t);
         return;
     }
-    if (resume(t) && !reaches_limit(t) && !waits_for_pod_group(t)) {
+    if (resume(t) && !reaches_limit(t) && !waits_for_pod_group(t) &&
+        (t->kind->keep_attempt == NULL || t->kind->keep_attempt(t))) {
         keep_objects(t);
     }
 }

@@ -23,6 +23,7 @@ typedef struct gr_training_role {
     const char *container;  /* the name of the one that works */
     const char *restart_policy;
     int64_t replicas, port;
+    bool is_closed;            /* pods that are missing stay so */
     json_t **pods, **services; /* own ones, `replicas` of each, borrowed; NULL: not there */
     int64_t active, succeeded, failed;
     bool is_new; /* are the counts of those that ended other than in the status that was seen? */
@@ -44,10 +45,15 @@ typedef struct gr_training_kind {
     bool restarts_failed; /* with OnFailure and Always a pod that failed is made anew, and one that
                              is taken away has failed */
     bool has_selector;    /* in the status, for the scale subresource */
+    bool has_attempts;    /* its one role is a map of the spec, and all of its pods are made anew
+                             together: restarts of single ones are not counted */
     /* What only this kind has; NULL: nothing. */
     void (*set_defaults)(json_t *spec, bool *no_memory);
     void (*check)(gr_problems *p, const json_t *spec, const json_t *specs);
     void (*keep_more)(gr_training *t); /* objects beside pods and Services */
+    /* False: nothing more is done in this look. */
+    bool (*keep_attempt)(gr_training *t);
+    void (*complete_labels)(gr_training *t, const gr_training_role *role, json_t *labels);
     void (*complete_pod)(gr_training *t, const gr_training_role *role, int64_t index,
                          json_t *pod_spec);
     /* NULL: as usual */
@@ -80,13 +86,17 @@ void gr_training_set_condition(gr_training *t, const char *type, bool holds, con
                                const char *message);
 /* Sends an event with the reason KIND<what>. */
 void gr_training_event(gr_training *t, const char *type, const char *what, const char *message);
+/* Deletes all pods and their Services. */
+void gr_training_delete_pods(gr_training *t);
+/* How the container that works has ended; false: it has not, or nobody knows. */
+bool gr_training_exit_code(const gr_training_role *role, const json_t *pod, int64_t *code_out);
 /* The job ends, `type` is "Succeeded" or "Failed". */
 void gr_training_end(gr_training *t, const char *type, const char *message);
 
 /* ---- training_spec.c ------------------------------------------------------------------------- */
 void gr_training_set_defaults(gr_training *t);
 /* One sentence about all that is wrong, empty if nothing is. */
-void gr_training_validate(const gr_training *t, char sentence_out[GR_EVENT_BYTES]);
+void gr_training_validate(gr_training *t, char sentence_out[GR_EVENT_BYTES]);
 /* Finds the roles of a job that is valid; false: no memory. */
 bool gr_training_read_roles(gr_training *t);
 

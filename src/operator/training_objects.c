@@ -169,6 +169,9 @@ json_t *gr_training_pod(gr_training *t, const gr_training_role *role, int64_t in
     }
     *no_memory |= json_is_object(given_labels) && json_object_update(labels, given_labels) != 0;
     add_labels(t, labels, role, index);
+    if (t->kind->complete_labels != NULL) {
+        t->kind->complete_labels(t, role, labels);
+    }
     if (is_master(t, role, index)) {
         gr_object_put_text(labels, LABEL("job-role"), "master", no_memory);
     }

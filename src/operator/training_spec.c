@@ -84,13 +84,13 @@ static void set_role_defaults(gr_training *t, json_t *spec)
 void gr_training_set_defaults(gr_training *t)
 {
     json_t *spec = gr_object_map(t->look.job, "spec", &t->look.no_memory);
-    json_t *specs = json_object_get(spec, t->kind->specs), *role;
+    json_t *role;
     const char *name;
-    name_roles(t, specs);
+    name_roles(t, json_object_get(spec, t->kind->specs));
     if (t->kind->set_defaults != NULL) {
         t->kind->set_defaults(spec, &t->look.no_memory);
     }
-    json_object_foreach(specs, name, role)
+    json_object_foreach(json_object_get(spec, t->kind->specs), name, role)
     {
         if (json_is_object(role)) {
             set_role_defaults(t, role);
@@ -130,7 +130,11 @@ static void check_role(const gr_training *t, gr_problems *p, const char *name, c
     char path[GR_PROBLEM_PATH_BYTES], at[GR_PROBLEM_PATH_BYTES + 32];
     char label[GR_PROBLEM_PATH_BYTES];
     json_t *named = json_string(name);
-    snprintf(path, sizeof path, "spec.%s[%.100s]", t->kind->specs, name);
+    if (t->kind->has_attempts) {
+        snprintf(path, sizeof path, "spec.%s", t->kind->specs);
+    } else {
+        snprintf(path, sizeof path, "spec.%s[%.100s]", t->kind->specs, name);
+    }
     gr_check_is_one_of(p, named, path, t->kind->roles);
     json_decref(named);
     if (!json_is_object(spec)) {
@@ -159,14 +163,15 @@ static void check_role(const gr_training *t, gr_problems *p, const char *name, c
     }
 }
 
-void gr_training_validate(const gr_training *t, char sentence_out[GR_EVENT_BYTES])
+void gr_training_validate(gr_training *t, char sentence_out[GR_EVENT_BYTES])
 {
     gr_problems p = {.count = 0};
     const json_t *spec = json_object_get(t->look.job, "spec");
     json_t *specs = json_object_get(spec, t->kind->specs), *role;
     const char *name;
     if (json_object_size(specs) == 0) {
-        gr_problem(&p, "spec.%s: Required value: must have replica specs", t->kind->specs);
+        gr_problem(&p, "spec.%s: Required value: must have replica%ss", t->kind->specs,
+                   t->kind->has_attempts ? "" : " spec");
     }
     json_object_foreach(specs, name, role)
     {
@@ -174,6 +179,7 @@ void gr_training_validate(const gr_training *t, char sentence_out[GR_EVENT_BYTES
     }
     gr_check_run_policy(&p, json_object_get(spec, "runPolicy"), "kubeflow.org/training-operator");
     t->kind->check(&p, spec, specs);
+    t->look.no_memory |= p.no_memory;
     gr_problems_tell(&p, sentence_out);
 }
 

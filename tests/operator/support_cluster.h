@@ -11,7 +11,7 @@
 #include "operator/object.h"
 #include "operator/resource.h"
 
-enum { RESOURCES_MAX = 16 };
+enum { RESOURCES_MAX = 17 };
 
 /* What watches of one resource show: {"type", "object"}, from position 0 on. */
 typedef struct cluster {

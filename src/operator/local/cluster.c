@@ -18,6 +18,7 @@
 #include "operator/local/batch.h"
 #include "operator/local/local_pod.h"
 #include "operator/object.h"
+#include "operator/serve/ssh_key.h"
 
 #include <errno.h>
 #include <ftw.h>
@@ -612,6 +613,7 @@ static gr_status make_objects(local_cluster *c)
                                          .cluster_domain = "",
                                          .gang_scheduler = "",
                                          .ssh_key = no_key,
+                                         .job_secret = gr_job_token_make,
                                          .jobs_at_once = JOBS_AT_ONCE};
     gr_status status = choose_kinds(c);
     if (status == GR_OK) {

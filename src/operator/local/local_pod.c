@@ -446,8 +446,10 @@ static gr_status prepare(gr_local_pod *pod, gr_diag *diag)
     if (status == GR_OK && tools == NULL) {
         status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for pod %s", name);
     }
-    const gr_pod_place place = {
-        .address = pod->address, .inherited = pods->environment, .tools = tools};
+    const gr_pod_place place = {.address = pod->address,
+                                .inherited = pods->environment,
+                                .tools = tools,
+                                .program = pods->program};
     if (status == GR_OK) {
         status = gr_pod_plan_make(pods->store, pod->object, &place, &pod->arena, &pod->plan, diag);
     }

@@ -5,6 +5,7 @@
 #include "launch/environ.h"
 #include "operator/local/base64.h"
 #include "operator/object.h"
+#include "operator/operator.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -409,6 +410,11 @@ static void recognise(const pod_planner *p, gr_container *c)
         c->awaited = gr_arena_printf(p->arena, "%.*s", (int)strcspn(name, "; "), name);
     } else if (c->is_init && strcmp(c->name, "kubectl-delivery") == 0 && c->argv[0] == NULL) {
         c->way = GR_CONTAINER_DELIVER;
+    } else if (c->is_init && strcmp(c->name, GR_GRADUS_VOLUME) == 0) {
+        c->way = GR_CONTAINER_DELIVER;
+    } else if (c->argv[0] != NULL && (strcmp(c->argv[0], GR_GRADUS_FOLDER "/gradus") == 0 ||
+                                      strcmp(c->argv[0], "gradus") == 0)) {
+        c->argv[0] = (char *)(uintptr_t)p->place->program;
     } else if (c->argv[0] != NULL && strcmp(base_name(c->argv[0]), "sshd") == 0) {
         c->way = GR_CONTAINER_SSHD;
     }

@@ -12,7 +12,8 @@
 typedef enum gr_container_way {
     GR_CONTAINER_COMMAND,
     GR_CONTAINER_AWAIT,      /* nslookup of a PyTorchJob: until `awaited` has an address */
-    GR_CONTAINER_DELIVER,    /* kubectl-delivery of an MPIJob v1: there is nothing left to do */
+    GR_CONTAINER_DELIVER,    /* kubectl-delivery of an MPIJob v1, gradus of a GradusJob: there is
+                                nothing left to do */
     GR_CONTAINER_SSHD,       /* sshd of an MPIJob: commands come by gr_exec */
     GR_CONTAINER_IMPOSSIBLE, /* it has no command */
 } gr_container_way;
@@ -48,6 +49,7 @@ typedef struct gr_pod_place {
     const char *address;    /* of the pod */
     char *const *inherited; /* the environment of `gradus run` */
     const char *tools;      /* a folder that comes first in PATH */
+    const char *program;    /* gradus, as it runs here */
 } gr_pod_place;
 
 /* Borrows from the pod; the rest is in the arena. GR_E_NOT_FOUND: an object that it names is not

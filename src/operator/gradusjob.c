@@ -1,0 +1,611 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* GradusJob v1: native jobs, and programs of one's own, whose workers find each other by the first
+ * pod's name and then look after themselves. They go on without those that are lost, the first one
+ * included, as long as `minReplicas` are left: the coordinator lives with them (src/group).
+ *
+ * All pods that are made together are an attempt; each says by a label how many they are.
+ *
+ *   no pod is there              the next attempt: all pods are made
+ *   not all have run yet         what is missing is made; one that failed or goes ends the attempt
+ *   all have run (Running)       what is lost stays lost: nobody could join any more
+ *   another number is wanted,
+ *   or too few are left          all pods go; the next attempt goes on from the checkpoint
+ *
+ * A worker that is told to end together with all others writes a checkpoint first, so a change of
+ * the number repeats no step. */
+
+#include "operator/object.h"
+#include "operator/training.h"
+#include "train/job/job.h"
+#include "train/strategy/strategy.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CONTAINER "gradus"
+#define WORKERS "spec.workers"
+#define SIZE_LABEL "gradus.dev/workers"
+#define OUTPUT_PATH "/gradus/output"
+#define OUTPUT_VOLUME "gradus-output"
+#define DEFAULT_IMAGE "docker.io/library/debian:stable-slim"
+
+enum {
+    MASTER_PORT = 29500, /* of torch.distributed; programs of Gradus meet at the one behind it */
+    ATTEMPTS_MAX = 3,    /* that end by losses; runPolicy.backoffLimit says otherwise */
+    CODE_RESUME = 75,    /* asked to end, and may go on */
+    CODE_PEER = 76,      /* failed only since another one did */
+    FIRST_SIGNAL = 128
+};
+
+/* ---- Defaults -------------------------------------------------------------------------------- */
+static json_t *template_of_image(const json_t *workers, bool *no_memory)
+{
+    const char *image = gr_object_text(workers, "image");
+    json_t *resources = json_object_get(workers, "resources");
+    json_t *container = json_pack("{s:s, s:s}", "name", CONTAINER, "image",
+                                  image != NULL && image[0] != '\0' ? image : DEFAULT_IMAGE);
+    if (json_is_object(resources)) {
+        gr_object_put(container, "resources", json_incref(resources), no_memory);
+    }
+    return json_pack("{s:{s:[o]}}", "spec", "containers", container);
+}
+
+/* What the kinds share looks for roles in a map: spec.workers becomes one, {"Worker": ...}. */
+static void set_defaults(json_t *spec, bool *no_memory)
+{
+    json_t *workers = json_object_get(spec, "workers");
+    gr_object_put_default(gr_object_map(spec, "runPolicy", no_memory), "cleanPodPolicy",
+                          json_string("Running"), no_memory);
+    if (!json_is_object(workers)) {
+        return;
+    }
+    gr_object_put_default(workers, "replicas", json_integer(1), no_memory);
+    bool is_native = json_object_get(spec, "job") != NULL;
+    gr_object_put_default(
+        workers, "minReplicas",
+        json_integer(is_native ? 1 : json_integer_value(json_object_get(workers, "replicas"))),
+        no_memory);
+    if (json_object_get(workers, "template") == NULL) {
+        gr_object_put(workers, "template", template_of_image(workers, no_memory), no_memory);
+    } else {
+        gr_object_put(workers, "hasTemplate", json_true(), no_memory);
+    }
+    gr_object_put(spec, "workers", json_pack("{s:O}", "Worker", workers), no_memory);
+}
+
+/* ---- Validation ------------------------------------------------------------------------------ */
+static const json_t *find_container(const json_t *worker)
+{
+    size_t i;
+    const json_t *container;
+    json_array_foreach(gr_object_at(worker, "template.spec.containers"), i, container)
+    {
+        if (gr_object_is_text(container, "name", CONTAINER)) {
+            return container;
+        }
+    }
+    return NULL;
+}
+
+static void check_bounds(gr_problems *p, const json_t *worker)
+{
+    int64_t replicas = gr_object_int(worker, "replicas", 1), min = 1, max = replicas;
+    if (replicas < 1) {
+        gr_problem(p, WORKERS ".replicas: Invalid value: %" PRId64 ": must be at least 1",
+                   replicas);
+    }
+    bool has_min = gr_check_integer(p, worker, "minReplicas", WORKERS, &min);
+    bool has_max = gr_check_integer(p, worker, "maxReplicas", WORKERS, &max);
+    if (has_min && (min < 1 || min > replicas)) {
+        gr_problem(p,
+                   WORKERS ".minReplicas: Invalid value: %" PRId64
+                           ": must be from 1 to the %" PRId64 " of replicas",
+                   min, replicas);
+    }
+    if (has_max && max < replicas) {
+        gr_problem(p,
+                   WORKERS ".maxReplicas: Invalid value: %" PRId64 ": must be at least the %" PRId64
+                           " of replicas",
+                   max, replicas);
+    }
+}
+
+static void check_template(gr_problems *p, const json_t *spec, const json_t *worker)
+{
+    const json_t *container = find_container(worker);
+    bool is_told = json_object_get(spec, "job") != NULL || json_object_get(spec, "command") != NULL;
+    bool has_template = json_object_get(worker, "hasTemplate") != NULL;
+    static const char *const of_image[] = {"image", "resources"};
+    for (size_t i = 0; i < sizeof of_image / sizeof of_image[0] && has_template; i++) {
+        if (json_object_get(worker, of_image[i]) != NULL) {
+            gr_problem(p,
+                       WORKERS ".%s: Forbidden: must not be used with " WORKERS
+                               ".template, whose container %s says it",
+                       of_image[i], CONTAINER);
+        }
+    }
+    if (!is_told && !has_template) {
+        gr_problem(p, "spec.job: Required value: must have a job, spec.command, or a "
+                      "spec.workers.template whose container " CONTAINER " has a command");
+    }
+    if (is_told && (json_object_get(container, "command") != NULL ||
+                    json_object_get(container, "args") != NULL)) {
+        gr_problem(p,
+                   WORKERS ".template: Forbidden: the container " CONTAINER
+                           " must not have a command beside spec.%s",
+                   json_object_get(spec, "job") != NULL ? "job" : "command");
+    }
+}
+
+static void check_command(gr_problems *p, const json_t *spec)
+{
+    size_t i;
+    const json_t *word, *command = json_object_get(spec, "command");
+    if (command == NULL) {
+        return;
+    }
+    if (json_object_get(spec, "job") != NULL) {
+        gr_problem(p, "spec.command: Forbidden: must not be used with spec.job");
+    }
+    bool are_texts = json_array_size(command) > 0;
+    json_array_foreach(command, i, word)
+    {
+        are_texts &= json_is_string(word);
+    }
+    if (!are_texts) {
+        gr_problem(p, "spec.command: Invalid value: must be a list of texts");
+    }
+}
+
+/* The document of gradus/train: what `gradus worker` reads. The caller's. */
+static json_t *new_document(const json_t *spec, int64_t workers, bool *no_memory)
+{
+    json_t *job = json_deep_copy(json_object_get(spec, "job"));
+    gr_object_put_default(job, "output", json_string(OUTPUT_PATH), no_memory);
+    return json_pack("{s:i, s:s, s:o, s:{s:I, s:b}}", "gradus_job", GR_JOB_DOCUMENT_VERSION, "path",
+                     "job.yaml", "job", job, "run", "workers", (json_int_t)workers, "all_stop", 1);
+}
+
+/* As a worker would find it, without its data. */
+static void check_job(gr_problems *p, const json_t *spec, const json_t *worker)
+{
+    static const char place[] = "job document:1: job"; /* which nobody but us has seen */
+    bool no_memory = false;
+    gr_diag diag = {0};
+    gr_job *job = NULL;
+    if (!json_is_object(json_object_get(spec, "job"))) {
+        gr_problem(p, "spec.job: Invalid value: must be a map, what a job file says");
+        return;
+    }
+    json_t *document = new_document(spec, gr_object_int(worker, "replicas", 1), &no_memory);
+    char *text = document != NULL && !no_memory ? json_dumps(document, JSON_COMPACT) : NULL;
+    json_decref(document);
+    gr_status status =
+        text != NULL ? gr_job_parse_document(text, strlen(text), &job, &diag) : GR_E_NO_MEMORY;
+    if (status == GR_OK) {
+        status = gr_job_resolve(job, &diag);
+    }
+    if (status == GR_OK && job->strategy->needs_servers) {
+        gr_problem(p, "spec.job: Invalid value: strategy: ps needs parameter servers, which a "
+                      "GradusJob has none of");
+    } else if (status == GR_E_NO_MEMORY) {
+        p->no_memory = true;
+    } else if (status != GR_OK) {
+        bool is_placed = strncmp(diag.text, place, sizeof place - 1) == 0;
+        gr_problem(p, "spec.job%s%s", is_placed ? "" : ": ",
+                   diag.text + (is_placed ? sizeof place - 1 : 0));
+    }
+    gr_job_close(job);
+    free(text);
+}
+
+static void check(gr_problems *p, const json_t *spec, const json_t *specs)
+{
+    const json_t *worker = json_object_get(specs, "Worker");
+    const json_t *volume = json_object_get(spec, "checkpointVolume");
+    const json_t *image = json_object_get(spec, "gradusImage");
+    if (!json_is_object(worker)) {
+        return;
+    }
+    check_bounds(p, worker);
+    check_template(p, spec, worker);
+    check_command(p, spec);
+    if (volume != NULL && json_object_size(volume) != 1) {
+        gr_problem(p, "spec.checkpointVolume: Invalid value: must be one volume as pods have "
+                      "them, {persistentVolumeClaim: {claimName: NAME}} say");
+    }
+    if (image != NULL && !json_is_string(image)) {
+        gr_problem(p, "spec.gradusImage: Invalid value: must be the name of an image");
+    }
+    if (json_object_get(spec, "job") != NULL && p->count == 0) {
+        check_job(p, spec, worker);
+    }
+}
+
+/* ---- Pods ------------------------------------------------------------------------------------ */
+static bool is_native(const gr_training *t)
+{
+    return gr_object_at(t->look.job, "spec.job") != NULL;
+}
+
+static void add_env(gr_training *t, json_t *container, const char *name, json_t *value)
+{
+    const char *text = json_string_value(value);
+    gr_training_add_env(t, container, name, text != NULL ? text : "");
+    t->look.no_memory |= value == NULL;
+    json_decref(value);
+}
+
+static void add_number(gr_training *t, json_t *container, const char *name, int64_t number)
+{
+    add_env(t, container, name, json_sprintf("%" PRId64, number));
+}
+
+/* The kubelet replaces "$(NAME)", and "$$" by "$". */
+static json_t *escape(const char *text)
+{
+    char *escaped = NULL;
+    size_t size_bytes = 0;
+    FILE *out = open_memstream(&escaped, &size_bytes);
+    for (; out != NULL && *text != '\0'; text++) {
+        fputs(text[0] == '$' ? "$$" : (const char[]){text[0], '\0'}, out);
+    }
+    json_t *value = out != NULL && fclose(out) == 0 ? json_string(escaped) : NULL;
+    free(escaped);
+    return value;
+}
+
+/* What workers meet by: the variables of torchrun, which Gradus reads as well (src/group). */
+static void add_meeting(gr_training *t, json_t *container, const gr_training_role *role,
+                        int64_t index)
+{
+    const char *name = t->look.name;
+    const json_t *workers = gr_object_at(t->look.job, WORKERS ".Worker");
+    int64_t min = gr_object_int(workers, "minReplicas", 1);
+    add_number(t, container, "RANK", index);
+    add_number(t, container, "WORLD_SIZE", role->replicas);
+    add_number(t, container, "LOCAL_RANK", 0);
+    add_number(t, container, "LOCAL_WORLD_SIZE", 1);
+    add_env(t, container, "MASTER_ADDR", json_sprintf("%s-worker-0.%s", name, name));
+    add_number(t, container, "MASTER_PORT", role->port);
+    add_env(t, container, "TORCHELASTIC_RUN_ID", json_string(name));
+    gr_training_add_env(t, container, "GRADUS_JOIN_TIMEOUT", "10min");
+    if (min < role->replicas) {
+        add_number(t, container, "GRADUS_MIN_WORKERS", min);
+    }
+    gr_object_append(gr_object_list(container, "env", &t->look.no_memory),
+                     json_pack("{s:s, s:{s:{s:o, s:s}}}", "name", "GRADUS_SECRET", "valueFrom",
+                               "secretKeyRef", "name", json_sprintf("%s-gradus", name), "key",
+                               "token"),
+                     &t->look.no_memory);
+}
+
+static void add_volume(gr_training *t, json_t *pod_spec, json_t *container, const char *name,
+                       const char *path, json_t *volume)
+{
+    gr_object_put_text(volume, "name", name, &t->look.no_memory);
+    gr_object_append(gr_object_list(pod_spec, "volumes", &t->look.no_memory), volume,
+                     &t->look.no_memory);
+    gr_object_append(gr_object_list(container, "volumeMounts", &t->look.no_memory),
+                     json_pack("{s:s, s:s}", "name", name, "mountPath", path), &t->look.no_memory);
+}
+
+/* Runs gradus, and brings it, with its libraries, where there is an image for that. */
+static void add_program(gr_training *t, json_t *pod_spec, json_t *container)
+{
+    bool *no_memory = &t->look.no_memory;
+    const char *image = gr_object_text(t->look.job, "spec.gradusImage");
+    image = image != NULL && image[0] != '\0' ? image : t->look.view->launch_agent_image;
+    bool is_brought = image != NULL && image[0] != '\0';
+    gr_object_put(container, "command",
+                  json_pack("[s, s, s]", is_brought ? GR_GRADUS_FOLDER "/gradus" : "gradus",
+                            "worker", "--resume"),
+                  no_memory);
+    if (is_brought) {
+        json_t *init =
+            json_pack("{s:s, s:s, s:s, s:[s, s, s, s], s:[{s:s, s:s}]}", "name", GR_GRADUS_VOLUME,
+                      "image", image, "imagePullPolicy", "IfNotPresent", "command",
+                      "/usr/bin/gradus", "agent", "--install", GR_GRADUS_FOLDER, "volumeMounts",
+                      "name", GR_GRADUS_VOLUME, "mountPath", GR_GRADUS_FOLDER);
+        json_t *inits = gr_object_list(pod_spec, "initContainers", no_memory);
+        *no_memory |= json_array_insert_new(inits, 0, init) != 0;
+        add_volume(t, pod_spec, container, GR_GRADUS_VOLUME, GR_GRADUS_FOLDER,
+                   json_pack("{s:{}}", "emptyDir"));
+    }
+}
+
+static void add_job(gr_training *t, json_t *container, int64_t workers)
+{
+    json_t *document = new_document(gr_object_at(t->look.job, "spec"), workers, &t->look.no_memory);
+    char *text = document != NULL ? json_dumps(document, JSON_COMPACT) : NULL;
+    add_env(t, container, "GRADUS_JOB", text != NULL ? escape(text) : NULL);
+    free(text);
+    json_decref(document);
+}
+
+static void complete_pod(gr_training *t, const gr_training_role *role, int64_t index,
+                         json_t *pod_spec)
+{
+    bool *no_memory = &t->look.no_memory;
+    char name[GR_TRAINING_NAME_BYTES];
+    size_t i;
+    json_t *container;
+    json_t *command = gr_object_at(t->look.job, "spec.command");
+    json_t *volume = gr_object_at(t->look.job, "spec.checkpointVolume");
+    gr_training_name(t, role, index, name);
+    gr_object_put_text(pod_spec, "hostname", name, no_memory);
+    gr_object_put_text(pod_spec, "subdomain", t->look.name, no_memory);
+    json_array_foreach(json_object_get(pod_spec, "containers"), i, container)
+    {
+        if (!gr_object_is_text(container, "name", CONTAINER)) {
+            continue;
+        }
+        add_meeting(t, container, role, index);
+        if (command != NULL) {
+            gr_object_put(container, "command", json_incref(command), no_memory);
+        }
+        if (is_native(t)) {
+            add_job(t, container, role->replicas);
+            add_program(t, pod_spec, container);
+        }
+        if (is_native(t) || volume != NULL) {
+            add_volume(t, pod_spec, container, OUTPUT_VOLUME, OUTPUT_PATH,
+                       volume != NULL ? json_deep_copy(volume) : json_pack("{s:{}}", "emptyDir"));
+        }
+    }
+}
+
+static void complete_labels(gr_training *t, const gr_training_role *role, json_t *labels)
+{
+    gr_object_put(labels, SIZE_LABEL, json_sprintf("%" PRId64, role->replicas), &t->look.no_memory);
+}
+
+/* ---- Service and Secret ---------------------------------------------------------------------- */
+static json_t *new_object(gr_training *t, const char *kind, const char *suffix)
+{
+    json_t *name = json_sprintf("%s%s", t->look.name, suffix);
+    json_t *metadata = name != NULL ? gr_look_metadata(&t->look, json_string_value(name)) : NULL;
+    json_decref(name);
+    gr_object_put(metadata, "labels", json_pack("{s:s}", "app", t->look.name), &t->look.no_memory);
+    return json_pack("{s:s, s:s, s:o}", "apiVersion", "v1", "kind", kind, "metadata", metadata);
+}
+
+/* The names of the pods, also of those that are not ready: they meet before. */
+static void keep_service(gr_training *t)
+{
+    static const char *const keys[] = {"selector", "publishNotReadyAddresses", NULL};
+    json_t *service = new_object(t, "Service", "");
+    gr_object_put(service, "spec",
+                  json_pack("{s:s, s:b, s:{s:s, s:s}}", "clusterIP", "None",
+                            "publishNotReadyAddresses", 1, "selector",
+                            "training.kubeflow.org/job-name", t->look.name,
+                            "training.kubeflow.org/operator-name", t->kind->operator_name),
+                  &t->look.no_memory);
+    gr_look_keep(&t->look, service, "spec", keys);
+    json_decref(service);
+}
+
+static void keep_secret(gr_training *t)
+{
+    json_t *secret = new_object(t, "Secret", "-gradus");
+    const char *name = gr_object_text(secret, "metadata.name");
+    t->look.no_memory |= name == NULL;
+    if (name != NULL && gr_look_find_own(&t->look, "v1", "Secret", name) == NULL &&
+        !t->look.is_stopped) {
+        gr_object_put(secret, "data", t->look.view->job_secret(t->look.view->job_secret_arg),
+                      &t->look.no_memory);
+        gr_object_put_text(secret, "type", "Opaque", &t->look.no_memory);
+        gr_look_write(&t->look, "create", json_incref(secret));
+    }
+    json_decref(secret);
+}
+
+static void keep_more(gr_training *t)
+{
+    if (t->is_suspended) {
+        return; /* they wait with the job */
+    }
+    keep_service(t);
+    if (!t->look.is_stopped) {
+        keep_secret(t);
+    }
+}
+
+/* ---- Attempts -------------------------------------------------------------------------------- */
+typedef struct attempt {
+    int64_t there;     /* pods of it, with those that are about to go */
+    int64_t size;      /* as many as it has, by its label */
+    int64_t working;   /* pods that run or will */
+    int64_t succeeded; /* with code 0 */
+    int64_t going;     /* told to go */
+    int64_t lost;      /* by a signal, with their node, by somebody's delete */
+    int64_t peerless;  /* only since others were lost */
+    int64_t asked;     /* ended since they were asked to */
+    int64_t failed;    /* with a code that says that they cannot go on */
+    bool is_formed;    /* all have run */
+} attempt;
+
+static bool has_phase(const json_t *pod, const char *phase)
+{
+    return gr_object_is_text(pod, "status.phase", phase);
+}
+
+static void count_pod(const gr_training_role *role, const json_t *pod, attempt *a)
+{
+    const char *label =
+        json_string_value(json_object_get(gr_object_at(pod, "metadata.labels"), SIZE_LABEL));
+    int64_t code = FIRST_SIGNAL;
+    bool has_failed = has_phase(pod, "Failed"), is_done = has_phase(pod, "Succeeded");
+    if (has_failed) {
+        (void)gr_training_exit_code(role, pod, &code);
+    }
+    a->there++;
+    a->size = label != NULL ? strtoll(label, NULL, 10) : a->size;
+    a->going += gr_object_at(pod, "metadata.deletionTimestamp") != NULL;
+    a->working += !has_failed && !is_done;
+    a->succeeded += is_done;
+    a->peerless += has_failed && code == CODE_PEER;
+    a->asked += has_failed && code == CODE_RESUME;
+    a->lost += has_failed && code >= FIRST_SIGNAL;
+    a->failed += has_failed && code < FIRST_SIGNAL && code != CODE_PEER && code != CODE_RESUME;
+}
+
+static attempt look_at_attempt(gr_training *t, const gr_training_role *role)
+{
+    attempt a = {.size = role->replicas};
+    size_t i;
+    const json_t *pod;
+    for (int64_t n = 0; n < role->replicas; n++) {
+        if (role->pods[n] != NULL) {
+            count_pod(role, role->pods[n], &a);
+        }
+    }
+    json_array_foreach(t->surplus, i, pod)
+    {
+        count_pod(role, pod, &a);
+    }
+    a.is_formed = gr_object_holds(json_object_get(t->look.status, "conditions"), "Running");
+    if (a.is_formed && a.there < a.size) {
+        a.lost += a.size - a.there;
+    }
+    return a;
+}
+
+/* All pods go. Running makes room for Restarting, so that the next attempt has to come about. */
+static void begin_anew(gr_training *t, const char *what, const char *message)
+{
+    gr_training_delete_pods(t);
+    gr_training_event(t, "Normal", what, message);
+    gr_training_set_condition(t, "Restarting", true, what, message);
+}
+
+static void restart(gr_training *t, const attempt *a)
+{
+    char message[GR_EVENT_BYTES];
+    const json_t *limit = gr_object_at(t->look.job, "spec.runPolicy.backoffLimit");
+    int64_t most = json_is_integer(limit) ? (int64_t)json_integer_value(limit) : ATTEMPTS_MAX;
+    int64_t restarts = gr_object_int(t->look.status, "restarts", 0);
+    bool counts = a->lost + a->peerless + a->failed > 0;
+    if (counts && restarts >= most) {
+        snprintf(message, sizeof message,
+                 "GradusJob %s has failed because its workers were lost, after %" PRId64
+                 " restarts (spec.runPolicy.backoffLimit).",
+                 t->look.name, restarts);
+        gr_training_delete_pods(t);
+        gr_training_end(t, "Failed", message);
+        return;
+    }
+    snprintf(message, sizeof message,
+             "GradusJob %s is restarted from its newest checkpoint: %" PRId64 " of %" PRId64
+             " workers are left.",
+             t->look.name, a->working, a->size);
+    if (counts) {
+        gr_object_put(t->look.status, "restarts", json_integer(restarts + 1), &t->look.no_memory);
+    }
+    begin_anew(t, "Restarting", message);
+}
+
+/* False: this look has nothing more to do. */
+static bool keep_attempt(gr_training *t)
+{
+    char message[GR_EVENT_BYTES];
+    gr_training_role *role = &t->roles[0];
+    attempt a = look_at_attempt(t, role);
+    int64_t min = gr_object_int(t->look.job, WORKERS ".Worker.minReplicas", 1);
+    bool is_disturbed = !a.is_formed && a.lost + a.going > 0;
+    role->is_closed = a.is_formed;
+    if (a.there == 0 && !a.is_formed) {
+        return true;
+    }
+    if (!a.is_formed && a.going > 0) { /* the attempt before: it has been told why */
+        gr_training_delete_pods(t);
+        return false;
+    }
+    if (a.size != role->replicas) {
+        snprintf(message, sizeof message,
+                 "GradusJob %s goes from %" PRId64 " to %" PRId64 " workers.", t->look.name, a.size,
+                 role->replicas);
+        begin_anew(t, "Scaled", message);
+        return false;
+    }
+    if (a.failed > 0 && a.lost == 0) {
+        snprintf(message, sizeof message,
+                 "GradusJob %s has failed because %" PRId64 " worker(s) failed.", t->look.name,
+                 a.failed);
+        role->is_closed = true;
+        gr_training_end(t, "Failed", message);
+        return true;
+    }
+    bool has_enough = a.working + a.succeeded >= min && (a.working > 0 || a.succeeded > 0);
+    if (is_disturbed || (a.is_formed && !has_enough) || (a.working == 0 && a.succeeded == 0)) {
+        restart(t, &a);
+        return false;
+    }
+    return true;
+}
+
+/* ---- Status ---------------------------------------------------------------------------------- */
+static void tell_status(gr_training *t)
+{
+    char message[GR_EVENT_BYTES];
+    const gr_training_role *role = &t->roles[0];
+    const json_t *conditions = json_object_get(t->look.status, "conditions");
+    if (gr_object_holds(conditions, "Failed")) {
+        return;
+    }
+    bool has_run =
+        gr_object_holds(conditions, "Running") || role->active + role->succeeded == role->replicas;
+    if (has_run && role->active == 0 && role->succeeded > 0) {
+        snprintf(message, sizeof message, "GradusJob %s/%s successfully completed.", t->look.space,
+                 t->look.name);
+        gr_training_end(t, "Succeeded", message);
+    } else if (has_run) {
+        snprintf(message, sizeof message, "GradusJob %s/%s is running.", t->look.space,
+                 t->look.name);
+        gr_training_set_condition(t, "Running", true, "Running", message);
+    }
+}
+
+/* ---- The kind -------------------------------------------------------------------------------- */
+static const char *const spec_fields[] = {"checkpointVolume", "command", "gradusImage", "job",
+                                          "runPolicy",        "workers", NULL};
+static const char *const workers_fields[] = {"image",     "maxReplicas", "minReplicas", "replicas",
+                                             "resources", "template",    NULL};
+static const char *const roles[] = {"Worker", NULL};
+static const gr_operator_fields fields[] = {
+    {"spec", spec_fields},
+    {WORKERS, workers_fields},
+    {"spec.runPolicy", gr_run_policy_fields},
+    {"spec.runPolicy.schedulingPolicy", gr_scheduling_policy_fields},
+    {NULL, NULL}};
+
+static const gr_training_kind gradusjob = {.kind = &gr_gradusjob_v1,
+                                           .specs = "workers",
+                                           .operator_name = "gradusjob-controller",
+                                           .container = CONTAINER,
+                                           .port_name = "master",
+                                           .port = MASTER_PORT,
+                                           .restart_policy = "Never",
+                                           .roles = roles,
+                                           .deleted_reason = "SuccessfulDeleteJob",
+                                           .has_selector = true,
+                                           .has_attempts = true,
+                                           .set_defaults = set_defaults,
+                                           .check = check,
+                                           .keep_more = keep_more,
+                                           .keep_attempt = keep_attempt,
+                                           .complete_labels = complete_labels,
+                                           .complete_pod = complete_pod,
+                                           .tell_status = tell_status};
+
+static gr_status reconcile(const gr_operator_view *view, gr_operator_result *result_out,
+                           gr_diag *diag)
+{
+    return gr_training_reconcile(&gradusjob, view, result_out, diag);
+}
+
+const gr_operator_kind gr_gradusjob_v1 = {
+    .api_version = "gradus.dev/v1", .kind = "GradusJob", .fields = fields, .reconcile = reconcile};

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GradusJobs by `gradus run -f`: whatever happens to workers, the bits are those of a run that
+nobody disturbed."""
+import contextlib
+import json
+import os
+import pathlib
+import signal
+
+import pytest
+from conftest import cases, is_sanitized, lines_of, sha256_of, wait_until
+
+EPOCHS = 12 if is_sanitized() else 20
+WORKERS = 4
+
+
+class Run:
+    """A `gradus run -f` of the digits, whose output is in a claim."""
+
+    def __init__(self, gradus, job_file, workers=WORKERS, **spec):
+        settings = json.loads(gradus.document("-np", 1, job_file).read_text())["job"]
+        del settings["output"]
+        self.gradus, self.output = gradus, gradus.folder / "claim"
+        manifest = {"apiVersion": "gradus.dev/v1", "kind": "GradusJob",
+                    "metadata": {"name": "digits"},
+                    "spec": {"workers": {"replicas": workers}, "job": settings,
+                             "checkpointVolume": {"persistentVolumeClaim": {"claimName": "claim"}},
+                             **spec}}
+        (gradus.folder / "job.json").write_text(json.dumps(manifest))
+        self.process = gradus.start("run", "-f", "job.json", env={"OMP_NUM_THREADS": "1"})
+
+    def wait_for(self, event, count=1):
+        """Until so many such events are told of, or the job has ended."""
+        metrics = self.output / "metrics.jsonl"
+        wanted = f'"event":"{event}"'
+
+        def is_there():
+            told = metrics.read_text() if metrics.exists() else ""
+            return told.count(wanted) >= count or '"event":"end"' in told
+        wait_until(is_there, f"{count} {event}")
+
+    def signal_worker(self, rank, number):
+        for pid in self.gradus.remains():
+            with contextlib.suppress(OSError):
+                words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                variables = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                if b"worker" in words and f"RANK={rank}".encode() in variables:
+                    os.kill(pid, number)
+                    return
+        raise AssertionError(f"no worker {rank}")
+
+    def end(self, code=0):
+        out, said = self.process.communicate(timeout=120)
+        assert self.process.returncode == code, out + said
+        assert not self.gradus.remains()
+        return out + said
+
+
+def changes_of(run):
+    return [line["workers"] for line in lines_of(run.output)
+            if line["event"] in ("changed", "recovered")]
+
+
+@pytest.mark.parametrize("victims", cases(3, [(0,), (WORKERS - 1,), (2, 0)]))
+def test_killed_workers_cost_no_restart(gradus, job, undisturbed, victims):
+    run = Run(gradus, job)
+    run.wait_for("epoch")
+    for count, victim in enumerate(victims):
+        run.signal_worker(victim, signal.SIGKILL)
+        run.wait_for("recovered", count + 1)
+    said = run.end()
+    assert "Restarting" not in said and "GradusJobSucceeded" in said, said
+    assert sha256_of(run.output) == undisturbed
+    assert changes_of(run)[-1] == WORKERS - len(victims)
+    assert [line["event"] for line in lines_of(run.output)].count("start") == 1
+
+
+@pytest.mark.long
+def test_more_than_half_killed_all_begin_anew(gradus, job, undisturbed):
+    run = Run(gradus, job)
+    run.wait_for("epoch")
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # all in the same generation
+        for victim in (1, 2, 3):
+            run.signal_worker(victim, number)
+    said = run.end()
+    assert "GradusJobRestarting" in said and "GradusJobSucceeded" in said, said
+    assert sha256_of(run.output) == undisturbed
+
+
+def test_worker_asked_alone_does_not_end_the_job(gradus, job, undisturbed):
+    run = Run(gradus, job)
+    run.wait_for("epoch")
+    run.signal_worker(1, signal.SIGTERM)
+    run.wait_for("epoch", 4)
+    run.signal_worker(1, signal.SIGKILL)
+    said = run.end()
+    assert "Restarting" not in said and "stopped after" not in said, said
+    assert sha256_of(run.output) == undisturbed
+    assert changes_of(run) == [WORKERS - 1]
+
+
+def test_another_number_goes_on_from_the_step_at_which_all_were_asked(gradus, job, undisturbed):
+    run = Run(gradus, job)
+    for epochs, workers in ((1, 2), (8, 3)):
+        run.wait_for("epoch", epochs)
+        run.process.send_signal(signal.SIGTERM)
+        assert "stopped after step" in run.end(1)
+        run = Run(gradus, job, workers)
+    run.end()
+    assert sha256_of(run.output) == undisturbed
+    starts = [line for line in lines_of(run.output) if line["event"] == "start"]
+    stops = [line for line in lines_of(run.output) if line["event"] == "stopped"]
+    assert [line["workers"] for line in starts] == [4, 2, 3]
+    assert [line["step"] for line in starts] == [0, *(line["step"] for line in stops)]
+
+
+def test_worker_that_cannot_begin_fails_the_job_at_once(gradus, job):
+    text = job.read_text()
+    other = gradus.folder / "other.yaml"
+    other.write_text(text.replace("digits.csv.gz", "nowhere.csv.gz"))
+    run = Run(gradus, other)
+    said = run.end(1)
+    assert "nowhere.csv.gz: there is no such file" in said and "GradusJobFailed" in said, said
+    assert "Restarting" not in said, said
+
+
+def test_wrong_job_is_refused_with_a_sentence(gradus, job):
+    for spec, sentence in (({"job": {"epoks": 3}}, 'spec.job: unknown key "epoks"; did you mean'),
+                           ({"replicas": 3}, "spec.replicas: there is no such field"),
+                           ({"command": ["a"]}, "spec.command: Forbidden: must not be used with")):
+        said = Run(gradus, job, **spec).end(2)
+        assert "job.json:1: " in said and sentence in said, said

@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* GradusJob v1: what its pods get, and what becomes of a job that loses workers or gets another
+ * number of them; what it shares with others is in test_pytorchjob.c. */
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "cluster.h"
+
+#define JOB                                                                                        \
+    "{'model': [{'linear': 10}], 'data': {'file': 'a.csv', 'classes': 10}, 'epochs': 1, "          \
+    "'global_batch': 64, 'optimizer': {'kind': 'sgd', 'learning_rate': 0.1}, 'name': '$(HOME)'}"
+
+/* The native job "train" in "lab" with so many workers. */
+static void open_cluster(cluster *c, int workers)
+{
+    char number[16];
+    snprintf(number, sizeof number, "%d", workers);
+    open_cluster_with(c, &gr_gradusjob_v1,
+                      "{'apiVersion': 'gradus.dev/v1', 'kind': 'GradusJob',"
+                      " 'metadata': {'name': 'train', 'namespace': 'lab', 'uid': 'u1'}}");
+    set(c->job, "spec.workers.replicas", number);
+    set(c->job, "spec.job", JOB);
+}
+
+static const json_t *container_of(const cluster *c, const char *pod)
+{
+    return json_array_get(gr_object_at(find(c, "Pod", pod), "spec.containers"), 0);
+}
+
+/* NULL: it is not set. */
+static const char *variable(const cluster *c, const char *pod, const char *name)
+{
+    size_t i;
+    const json_t *one;
+    json_array_foreach(json_object_get(container_of(c, pod), "env"), i, one)
+    {
+        if (gr_object_is_text(one, "name", name)) {
+            return gr_object_text(one, "value");
+        }
+    }
+    return NULL;
+}
+
+static bool holds(const cluster *c, const char *condition)
+{
+    return gr_object_holds(gr_object_at(c->job, "status.conditions"), condition);
+}
+
+static int count_pods(const cluster *c)
+{
+    size_t i;
+    int count = 0;
+    const json_t *object;
+    json_array_foreach(c->objects, i, object)
+    {
+        count += gr_object_is(object, "v1", "Pod");
+    }
+    return count;
+}
+
+/* The pod's container has ended so, as the kubelet tells. */
+static void end_pod(cluster *c, const char *pod, int code)
+{
+    char text[128];
+    set_phase(c, pod, code == 0 ? "Succeeded" : "Failed");
+    snprintf(text, sizeof text, "[{'name': 'gradus', 'state': {'terminated': {'exitCode': %d}}}]",
+             code);
+    set(find(c, "Pod", pod), "status.containerStatuses", text);
+}
+
+static void workers_meet_at_the_first_one(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 2);
+    set(c.job, "spec.gradusImage", "'ours:1'");
+    set(c.job, "spec.checkpointVolume", "{'persistentVolumeClaim': {'claimName': 'mine'}}");
+    settle(&c);
+    const json_t *pod = find(&c, "Pod", "train-worker-1");
+    assert_json(gr_object_at(find(&c, "Service", "train"), "spec"),
+                "{'clusterIP': 'None', 'publishNotReadyAddresses': true, 'selector': "
+                "{'training.kubeflow.org/job-name': 'train', "
+                "'training.kubeflow.org/operator-name': 'gradusjob-controller'}}");
+    assert_json(gr_object_at(find(&c, "Secret", "train-gradus"), "data"), "{'token': 'TOKEN'}");
+    assert_string_equal(variable(&c, "train-worker-1", "RANK"), "1");
+    assert_string_equal(variable(&c, "train-worker-1", "WORLD_SIZE"), "2");
+    assert_string_equal(variable(&c, "train-worker-1", "MASTER_ADDR"), "train-worker-0.train");
+    assert_string_equal(variable(&c, "train-worker-1", "GRADUS_MIN_WORKERS"), "1");
+    assert_string_equal(gr_object_text(pod, "spec.hostname"), "train-worker-1");
+    assert_string_equal(gr_object_text(pod, "spec.subdomain"), "train");
+    assert_string_equal(gr_object_text(pod, "spec.restartPolicy"), "Never");
+    assert_json(json_array_get(gr_object_at(pod, "spec.volumes"), 1),
+                "{'name': 'gradus-output', 'persistentVolumeClaim': {'claimName': 'mine'}}");
+    assert_json(json_object_get(container_of(&c, "train-worker-1"), "command"),
+                "['/opt/gradus/gradus', 'worker', '--resume']");
+    const json_t *init = json_array_get(gr_object_at(pod, "spec.initContainers"), 0);
+    assert_string_equal(gr_object_text(init, "image"), "ours:1");
+    /* The kubelet makes $(HOME) of it again. */
+    assert_non_null(strstr(variable(&c, "train-worker-1", "GRADUS_JOB"), "\"name\":\"$$(HOME)\""));
+    assert_non_null(strstr(variable(&c, "train-worker-1", "GRADUS_JOB"),
+                           "\"run\":{\"workers\":2,\"all_stop\":true}"));
+    look(&c);
+    assert_writes(&c, "");
+    close_cluster(&c);
+}
+
+static void command_runs_in_the_users_image_and_needs_all(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 2);
+    json_object_del(gr_object_at(c.job, "spec"), "job");
+    set(c.job, "spec.command", "['python3', 'train.py']");
+    set(c.job, "spec.workers.image", "'mine:1'");
+    settle(&c);
+    assert_json(json_object_get(container_of(&c, "train-worker-0"), "command"),
+                "['python3', 'train.py']");
+    assert_string_equal(gr_object_text(container_of(&c, "train-worker-0"), "image"), "mine:1");
+    assert_null(gr_object_at(find(&c, "Pod", "train-worker-0"), "spec.initContainers"));
+    assert_null(variable(&c, "train-worker-0", "GRADUS_MIN_WORKERS"));
+    run_all_pods(&c);
+    end_pod(&c, "train-worker-1", 137);
+    settle(&c);
+    assert_int_equal(gr_object_int(c.job, "status.restarts", 0), 1);
+    close_cluster(&c);
+}
+
+static void worker_lost_the_others_go_on_without_it(void **state)
+{
+    (void)state;
+    for (int is_deleted = 0; is_deleted < 2; is_deleted++) {
+        cluster c;
+        open_cluster(&c, 3);
+        run_all_pods(&c);
+        assert_true(holds(&c, "Running"));
+        if (is_deleted) { /* it runs on until it is gone */
+            set(find(&c, "Pod", "train-worker-0"), "metadata.deletionTimestamp",
+                "'2026-05-01T10:00:00Z'");
+            look(&c);
+            assert_writes(&c, "");
+            remove_object(&c, "Pod", "train-worker-0");
+        } else {
+            end_pod(&c, "train-worker-0", 137);
+        }
+        settle(&c);
+        assert_true(holds(&c, "Running") && !holds(&c, "Restarting"));
+        assert_int_equal(count_pods(&c), is_deleted ? 2 : 3);
+        end_pod(&c, "train-worker-1", 0);
+        settle(&c);
+        assert_true(holds(&c, "Running"));
+        end_pod(&c, "train-worker-2", 0);
+        settle(&c);
+        assert_true(holds(&c, "Succeeded"));
+        assert_int_equal(gr_object_int(c.job, "status.restarts", 0), 0);
+        close_cluster(&c);
+    }
+}
+
+static void too_few_left_all_begin_anew_until_the_limit(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 2);
+    set(c.job, "spec.runPolicy.backoffLimit", "1");
+    set(c.job, "spec.workers.minReplicas", "2");
+    for (int restarts = 0; restarts < 2; restarts++) {
+        run_all_pods(&c);
+        assert_true(holds(&c, "Running"));
+        assert_int_equal(gr_object_int(c.job, "status.restarts", 0), restarts);
+        end_pod(&c, "train-worker-1", 137);
+        look(&c);
+        if (restarts == 0) {
+            assert_writes(&c, "delete train-worker-0, delete train-worker-1, status train");
+            assert_string_equal(event(&c, 2, "message"),
+                                "GradusJob train is restarted from its newest checkpoint: 1 of 2 "
+                                "workers are left.");
+        }
+        carry_out(&c);
+    }
+    assert_string_equal(
+        gr_object_text(gr_object_condition(gr_object_at(c.job, "status.conditions"), "Failed"),
+                       "message"),
+        "GradusJob train has failed because its workers were lost, after 1 "
+        "restarts (spec.runPolicy.backoffLimit).");
+    settle(&c);
+    assert_int_equal(count_pods(&c), 0);
+    close_cluster(&c);
+}
+
+static void pod_lost_before_all_have_run_all_begin_anew(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 3);
+    settle(&c);
+    set_phase(&c, "train-worker-0", "Running");
+    set(find(&c, "Pod", "train-worker-1"), "metadata.deletionTimestamp", "'2026-05-01T10:00:00Z'");
+    look(&c);
+    assert_writes(&c, "delete train-worker-0, delete train-worker-2");
+    carry_out(&c);
+    look(&c);
+    assert_writes(&c, ""); /* it still goes */
+    remove_object(&c, "Pod", "train-worker-1");
+    run_all_pods(&c);
+    assert_true(holds(&c, "Running"));
+    close_cluster(&c);
+}
+
+static void exit_code_of_a_worker_fails_the_job_unless_others_were_lost(void **state)
+{
+    (void)state;
+    static const struct {
+        int first, second;
+        bool fails;
+    } cases[] = {{2, 76, true}, {1, 137, false}, {76, 76, false}, {75, 75, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cluster c;
+        open_cluster(&c, 2);
+        run_all_pods(&c);
+        end_pod(&c, "train-worker-0", cases[i].first);
+        end_pod(&c, "train-worker-1", cases[i].second);
+        settle(&c);
+        assert_int_equal(holds(&c, "Failed"), cases[i].fails);
+        assert_int_equal(holds(&c, "Restarting"), !cases[i].fails);
+        bool was_asked = cases[i].first == 75; /* that is no failure */
+        assert_int_equal(gr_object_int(c.job, "status.restarts", 0), !cases[i].fails && !was_asked);
+        close_cluster(&c);
+    }
+}
+
+static void scaled_job_goes_on_with_another_number(void **state)
+{
+    (void)state;
+    for (int to = 1; to <= 5; to += 4) {
+        char number[16];
+        cluster c;
+        open_cluster(&c, 3);
+        run_all_pods(&c);
+        snprintf(number, sizeof number, "%d", to);
+        set(c.job, "spec.workers.replicas", number);
+        look(&c);
+        assert_writes(&c, "delete train-worker-0, delete train-worker-1, delete train-worker-2, "
+                          "status train");
+        carry_out(&c);
+        run_all_pods(&c);
+        assert_int_equal(count_pods(&c), to);
+        assert_string_equal(variable(&c, "train-worker-0", "WORLD_SIZE"), number);
+        assert_true(holds(&c, "Running"));
+        assert_int_equal(gr_object_int(c.job, "status.restarts", 0), 0);
+        close_cluster(&c);
+    }
+}
+
+static void suspended_job_has_no_pods_and_resumes(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 2);
+    run_all_pods(&c);
+    set(c.job, "spec.runPolicy.suspend", "true");
+    settle(&c);
+    assert_true(holds(&c, "Suspended") && !holds(&c, "Running"));
+    assert_int_equal(count_pods(&c), 0);
+    set(c.job, "spec.runPolicy.suspend", "false");
+    run_all_pods(&c);
+    assert_true(holds(&c, "Running") && !holds(&c, "Suspended"));
+    close_cluster(&c);
+}
+
+static void what_is_wrong_is_told_in_sentences(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *path, *value, *sentence;
+    } cases[] = {
+        {"spec.workers", "3", "spec.workers: Required value: must have replicas"},
+        {"spec.workers.replicas", "0",
+         "spec.workers.replicas: Invalid value: 0: must be at least 1"},
+        {"spec.workers.minReplicas", "3",
+         "spec.workers.minReplicas: Invalid value: 3: must be from 1 to the 2 of replicas"},
+        {"spec.workers.maxReplicas", "1",
+         "spec.workers.maxReplicas: Invalid value: 1: must be at least the 2 of replicas"},
+        {"spec.workers.template", "{'spec': {'containers': [{'name': 'a', 'image': 'b'}]}}",
+         "spec.workers.template.spec.containers: Required value: must have at least one container "
+         "with name gradus"},
+        {"spec.workers.template",
+         "{'spec': {'containers': [{'name': 'gradus', 'image': 'b', 'command': ['c']}]}}",
+         "spec.workers.template: Forbidden: the container gradus must not have a command beside "
+         "spec.job"},
+        {"spec.command", "['a']", "spec.command: Forbidden: must not be used with spec.job"},
+        {"spec.command", "'a'", "spec.command: Invalid value: must be a list of texts"},
+        {"spec.job", "3", "spec.job: Invalid value: must be a map, what a job file says"},
+        {"spec.job.epoks", "3",
+         "Found validation errors: spec.job: unknown key \"epoks\"; did you mean \"epochs\"?"},
+        {"spec.job.global_batch", "'63 apples'", "spec.job.global_batch: "},
+        {"spec.checkpointVolume", "'mine'",
+         "spec.checkpointVolume: Invalid value: must be one volume as pods have them"},
+        {"spec.gradusImage", "3", "spec.gradusImage: Invalid value: must be the name of an image"},
+        {"spec.job.distribution", "{'strategy': 'ps'}", "strategy: ps needs parameter servers"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cluster c;
+        open_cluster(&c, 2);
+        set(c.job, cases[i].path, cases[i].value);
+        look(&c);
+        assert_writes(&c, "");
+        assert_string_equal(event(&c, 0, "reason"), "ValidationError");
+        if (strstr(event(&c, 0, "message"), cases[i].sentence) == NULL) {
+            fail_msg("\"%s\" instead of \"%s\"", event(&c, 0, "message"), cases[i].sentence);
+        }
+        close_cluster(&c);
+    }
+}
+
+static void memory_missing_anywhere_told_and_nothing_half_made(void **state)
+{
+    (void)state;
+    count_allocations();
+    cluster c;
+    open_cluster(&c, 2);
+    json_object_del(gr_object_at(c.job, "spec"), "job");
+    set(c.job, "spec.command", "['python3', 'train.py']");
+    set(c.job, "spec.checkpointVolume", "{'emptyDir': {}}");
+    assert_memory_missing_anywhere_told(&c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(workers_meet_at_the_first_one),
+        cmocka_unit_test(command_runs_in_the_users_image_and_needs_all),
+        cmocka_unit_test(worker_lost_the_others_go_on_without_it),
+        cmocka_unit_test(too_few_left_all_begin_anew_until_the_limit),
+        cmocka_unit_test(pod_lost_before_all_have_run_all_begin_anew),
+        cmocka_unit_test(exit_code_of_a_worker_fails_the_job_unless_others_were_lost),
+        cmocka_unit_test(scaled_job_goes_on_with_another_number),
+        cmocka_unit_test(suspended_job_has_no_pods_and_resumes),
+        cmocka_unit_test(what_is_wrong_is_told_in_sentences),
+        cmocka_unit_test(memory_missing_anywhere_told_and_nothing_half_made),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
