@@ -69,6 +69,7 @@ typedef struct gr_cluster_kind {
     const char *pod_label; /* that the pods of a job have, with its name */
     const char *replicas;  /* path of the roles of its replicas; NULL: a plain Job */
     const char *container; /* whose output counts; NULL: the first one */
+    bool has_one_role;     /* `replicas` is its path */
 } gr_cluster_kind;
 
 extern const gr_cluster_kind gr_cluster_kinds[]; /* ends with kind NULL */

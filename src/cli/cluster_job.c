@@ -16,31 +16,42 @@
 
 /* An MPIJob of both versions is one object: the first that the server knows counts. */
 const gr_cluster_kind gr_cluster_kinds[] = {
-    {"Job", "batch/v1", {"batch", "v1", "jobs"}, "job-name", NULL, NULL},
+    {"Job", "batch/v1", {"batch", "v1", "jobs"}, "job-name", NULL, NULL, false},
     {"MPIJob",
      "kubeflow.org/v2beta1",
      {"kubeflow.org", "v2beta1", "mpijobs"},
      TRAINING_LABEL,
      "spec.mpiReplicaSpecs",
-     NULL},
+     NULL,
+     false},
     {"PyTorchJob",
      "kubeflow.org/v1",
      {"kubeflow.org", "v1", "pytorchjobs"},
      TRAINING_LABEL,
      "spec.pytorchReplicaSpecs",
-     "pytorch"},
+     "pytorch",
+     false},
     {"TFJob",
      "kubeflow.org/v1",
      {"kubeflow.org", "v1", "tfjobs"},
      TRAINING_LABEL,
      "spec.tfReplicaSpecs",
-     "tensorflow"},
+     "tensorflow",
+     false},
+    {"GradusJob",
+     "gradus.dev/v1",
+     {"gradus.dev", "v1", "gradusjobs"},
+     TRAINING_LABEL,
+     "spec.workers",
+     "gradus",
+     true},
     {"MPIJob",
      "kubeflow.org/v1",
      {"kubeflow.org", "v1", "mpijobs"},
      TRAINING_LABEL,
      "spec.mpiReplicaSpecs",
-     NULL},
+     NULL,
+     false},
     {.kind = NULL},
 };
 
@@ -95,6 +106,9 @@ int gr_cluster_workers(const gr_cluster_job *job)
     const char *role;
     json_t *spec, *roles = gr_object_at(job->object, job->kind->replicas);
     int workers = 0;
+    if (job->kind->has_one_role) {
+        return (int)gr_object_int(roles, "replicas", 1);
+    }
     json_object_foreach(roles, role, spec)
     {
         if (strcmp(role, "Launcher") != 0 && strcmp(role, "PS") != 0 &&
@@ -138,7 +152,7 @@ void gr_cluster_role(const gr_cluster_job *job, const json_t *pod,
     if (is_torch && gr_object_at(job->object, "spec.pytorchReplicaSpecs.Master") != NULL) {
         index += strcmp(role, "worker") == 0;
     }
-    if (is_torch) {
+    if (is_torch || job->kind->has_one_role) {
         snprintf(text_out, GR_CLUSTER_ROLE_BYTES, "%" PRId64, index);
     } else if (strcmp(role, "launcher") == 0 || strcmp(role, "chief") == 0) {
         snprintf(text_out, GR_CLUSTER_ROLE_BYTES, "%s", role);

@@ -224,6 +224,8 @@ static json_t *scale_patch(const gr_cluster_job *job, int64_t to, gr_diag *diag)
         }
         patch = json_pack("{s:{s:I, s:I}}", "spec", "parallelism", (json_int_t)to, "completions",
                           (json_int_t)to);
+    } else if (job->kind->has_one_role) {
+        patch = json_pack("{s:{s:{s:I}}}", "spec", "workers", "replicas", (json_int_t)to);
     } else {
         const char *roles = job->kind->replicas + strlen("spec.");
         const json_t *specs = gr_object_at(job->object, job->kind->replicas);

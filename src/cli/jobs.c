@@ -56,9 +56,8 @@ static void print_ls_usage(void)
          "  ended N   with that exit code          lost      the process that supervised it was\n"
          "                                                   killed, and its workers with it; the\n"
          "                                                   same command line goes on with it\n"
-         "With the flags of a cluster: the jobs there that gradus submit has sent, and all "
-         "MPIJobs,\n"
-         "PyTorchJobs and TFJobs.\n");
+         "With the flags of a cluster: the jobs there that gradus submit has sent, and all\n"
+         "GradusJobs, MPIJobs, PyTorchJobs and TFJobs.\n");
 }
 
 typedef struct job_line {

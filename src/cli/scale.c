@@ -50,9 +50,8 @@ static void print_usage(void)
          "two steps, within what it was started for (--min-workers, --max-workers of gradus run,\n"
          "or number_of_workers: {min, max}), and ends with the same bits as without.\n"
          "Exit code: 0 done, 1 the job refuses or does not answer, 2 what was given is wrong.\n"
-         "With the flags of a cluster: a job there, if it is an MPIJob or a PyTorchJob, or was "
-         "sent\n"
-         "by gradus submit --elastic.\n");
+         "With the flags of a cluster: a job there, if it is a GradusJob, an MPIJob or a\n"
+         "PyTorchJob, or was sent by gradus submit --elastic.\n");
 }
 
 /* Is it one that `launcher` has (0: any), and that can grow or shrink, unless that is known? */

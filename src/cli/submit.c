@@ -195,8 +195,9 @@ static void print_usage(void)
         "       gradus submit job.yaml [flags]\n\n"
         "Sends a command to a Kubernetes cluster as a job with any number of workers, and the\n"
         "program with it: no image is built and no manifest written. Or the manifests of a file:\n"
-        "a Job, MPIJob, PyTorchJob or TFJob. gradus ls, logs, wait, stop, scale and top with -n\n"
-        "NAMESPACE are for jobs on a cluster.\n"
+        "a Job, GradusJob, MPIJob, PyTorchJob or TFJob. gradus ls, logs, wait, stop, scale and "
+        "top\n"
+        "with -n NAMESPACE are for jobs on a cluster.\n"
         "Exit code: 0 sent, or with --follow and --wait: done; 1 the job failed, 2 what was given\n"
         "is wrong, or the cluster refuses: nothing was sent; 75 detached, the job goes on.\n");
     gr_config_print_help(&gr_submit_table, stdout);

@@ -531,6 +531,23 @@ def test_stop_now_gives_pods_a_second(api, cluster, program):
     assert json.loads(api.asked("^DELETE .*/pods/")[0][2])["gracePeriodSeconds"] == 1
 
 
+def test_gradus_job_is_sent_listed_and_scaled(api, cluster, tmp_path):
+    job = {"model": [{"linear": 10}], "data": {"file": "a.csv", "classes": 10}, "epochs": 1,
+           "global_batch": 64, "optimizer": {"kind": "sgd", "learning_rate": 0.1}}
+    manifest = {"apiVersion": "gradus.dev/v1", "kind": "GradusJob", "metadata": {"name": "native"},
+                "spec": {"workers": {"replicas": 3}, "job": job}}
+    path = tmp_path / "job.yaml"
+    path.write_text(json.dumps(manifest))
+    assert sent(cluster("submit", "job.yaml", "-o", "name")) == "native\n"
+    listed = json.loads(sent(cluster("ls", "-n", "team", "--json")))
+    assert (listed["kind"], listed["workers"]) == ("GradusJob", 3)
+    assert sent(cluster("scale", "native", 5, "-n", "team")) == "the job goes from 3 to 5 workers\n"
+    assert api.get("gradus.dev/v1/gradusjobs", "native")["spec"]["workers"] == {"replicas": 5}
+    job["epoks"] = job.pop("epochs")
+    path.write_text(json.dumps(manifest))
+    refused(cluster("submit", "job.yaml"), 'spec.job: unknown key "epoks"')
+
+
 def test_scale_changes_jobs_that_may(api, cluster, program):
     submit(cluster, program, "--workers", 2)
     refused(cluster("scale", "demo", 3, "-n", "team"), "--elastic")
