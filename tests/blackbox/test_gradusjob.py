@@ -19,7 +19,7 @@ class Run:
 
     def __init__(self, gradus, job_file, workers=WORKERS, **spec):
         settings = json.loads(gradus.document("-np", 1, job_file).read_text())["job"]
-        del settings["output"]
+        del settings["output"], settings["checkpoint"]  # its folder is in the output
         self.gradus, self.output = gradus, gradus.folder / "claim"
         manifest = {"apiVersion": "gradus.dev/v1", "kind": "GradusJob",
                     "metadata": {"name": "digits"},
