@@ -24,7 +24,8 @@ gr_status gr_rendezvous_listen(bool here_only, char *const *environment,
  * GRADUS_INTERFACE says which it is. */
 gr_status gr_rendezvous_find(const gr_rendezvous *rendezvous, const gr_host *host, gr_arena *arena,
                              gr_environ_config *environ_out, gr_diag *diag) GR_MUST_CHECK;
-/* A port that was free a moment ago: for programs that open MASTER_PORT themselves. */
+/* A port that was free a moment ago, for programs that open MASTER_PORT themselves. It takes them
+ * seconds: the port is none of those that the kernel gives to others meanwhile. */
 gr_status gr_rendezvous_free_port(int *port_out, gr_diag *diag) GR_MUST_CHECK;
 
 #endif
