@@ -2,6 +2,7 @@
 """`gradus submit` on a real control plane, and on a real node where one can be started: there pods
 are containers that run. The scripts that start them are no part of the project (GRADUS_KUBE, or
 shared/kube beside the source)."""
+import fcntl
 import json
 import os
 import pathlib
@@ -18,6 +19,7 @@ from kube_cluster import Cluster, has_ended, kit
 pytestmark = pytest.mark.long
 
 NAMESPACE = pathlib.Path("/run/netns/kubekit")  # of the network that the node's script makes
+LOCK = "/run/gradus-test-node.lock"  # of whoever has it: a second node would take down the first
 PROGRAM = """
 #include <stdio.h>
 #include <stdlib.h>
@@ -87,15 +89,17 @@ class Node:
 def node(tmp_path_factory):
     if not has_kit() or not (kit() / "real.sh").exists() or os.geteuid() != 0:
         pytest.skip("no real node: it takes root and GRADUS_KUBE, a folder with real.sh")
-    if NAMESPACE.exists():
-        pytest.skip(f"{NAMESPACE} is there: somebody else's node runs")
-    node = Node(tmp_path_factory.mktemp("programs"), tmp_path_factory.mktemp("node"))
-    up = node.run("up")
-    if up.returncode != 0:
+    with open(LOCK, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if NAMESPACE.exists():
+            pytest.skip(f"{NAMESPACE} is there: somebody else's node runs")
+        node = Node(tmp_path_factory.mktemp("programs"), tmp_path_factory.mktemp("node"))
+        up = node.run("up")
+        if up.returncode != 0:
+            node.run("down")
+            pytest.skip(f"the real node does not start here: {up.stderr[-200:]}")
+        yield node
         node.run("down")
-        pytest.skip(f"the real node does not start here: {up.stderr[-200:]}")
-    yield node
-    node.run("down")
 
 
 @pytest.fixture
