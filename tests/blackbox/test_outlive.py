@@ -60,6 +60,15 @@ def wait_for_state(host, name, *states):
     wait_until(lambda: state_of(host, name) in states, f"{name}: {states}")
 
 
+def start_waiting(host, name):
+    """`gradus wait`, once it has looked at the job."""
+    process = host.start("wait", name)
+    wait_until(lambda: any(link.resolve().name == name
+                           for link in pathlib.Path(f"/proc/{process.pid}/fd").iterdir()),
+               "its look at the job")
+    return process
+
+
 class Echo:
     """A job of one worker that says what it is told."""
 
@@ -309,10 +318,7 @@ def test_logs_follow_to_the_end(host, echo):
 
 def test_wait_ends_with_the_job(host, echo):
     job = echo()
-    attended = host.start("wait", "echo")
-    wait_until(lambda: any(link.resolve().name == "echo"
-                           for link in pathlib.Path(f"/proc/{attended.pid}/fd").iterdir()),
-               "its look at the job")
+    attended = start_waiting(host, "echo")
     job.tell("end 5")
     finish(job.launcher, 1)
     assert finish(attended) == ("", "")  # the launcher has the exit code

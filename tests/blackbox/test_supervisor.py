@@ -10,8 +10,8 @@ import signal
 import pytest
 from conftest import TIMEOUT_S, finish, read_lines, sha256_of, unhurried, wait_until
 from processes import agents_of, children, name
-from test_outlive import (echo, host, jobs_of, state_of, wait_for_state,  # noqa: F401
-                          workers_of)
+from test_outlive import (echo, host, jobs_of, start_waiting, state_of,  # noqa: F401
+                          wait_for_state, workers_of)
 from test_rebirth import EPOCHS, check_metrics  # noqa: F401
 
 # Says its process number and that of what it has started, then reads what to do from a FIFO.
@@ -259,7 +259,7 @@ def test_who_waits_and_who_follows_go_on_with_the_restarted_job(host, script, tm
     launcher = host.start("run", "-np", 1, "--no-prefix", "--restarts", 1, "--name", "up", "--",
                           *script(PARENT), str(tmp_path / "told"))
     read_lines(launcher.stdout, 1)
-    waiting, following = host.start("wait", "up"), host.start("logs", "-f", "up")
+    waiting, following = start_waiting(host, "up"), host.start("logs", "-f", "up")
     first, = read_lines(following.stdout, 1)
     with frozen([launcher.pid]):
         kill_supervisor(host)
@@ -279,7 +279,7 @@ def test_who_waits_is_told_when_nobody_restarts_the_job(host, tmp_path, restarts
     launcher = host.start("run", "-np", 1, "--no-prefix", "--restarts", restarts, "--name", "up",
                           "--", "sh", "-c", "echo up; exec sleep 1000")
     read_lines(launcher.stdout, 1)
-    waiting = host.start("wait", "up")
+    waiting = start_waiting(host, "up")
     with frozen([launcher.pid]):
         kill_supervisor(host)
         wait_for_state(host, "up", "lost")
