@@ -138,7 +138,7 @@ def test_output_in_between_comes_first(host, echo):
     assert read_lines(attached.stdout, 1) == ["out 2"]
     job.tell("out 4")
     assert read_lines(attached.stdout, 1) == ["out 4"]
-    assert state_of(host, "echo") == "running"
+    wait_for_state(host, "echo", "running")
     job.tell("end 0")
     out, err = finish(attached)
     assert out == ""
@@ -209,7 +209,7 @@ def test_time_without_a_launcher_is_limited(host, job, tmp_path):
 
 def test_outlive_0_ends_with_the_launcher(host, echo):
     job = echo("--outlive", "0")
-    assert state_of(host, "echo") == "running"
+    wait_for_state(host, "echo", "running")
     job.lose_launcher()
     host.wait_for_nothing()
     assert state_of(host, "echo") == "lost"
@@ -468,7 +468,8 @@ def test_garbage_at_the_socket_harms_nobody(host, echo, tmp_path):
     assert one.recv(100)[4:8] == struct.pack("<I", 7)
     for _ in range(40):  # who says nothing does not keep others out
         connect()
-    assert state_of(host, "echo") == "running" and os.path.exists(path)
+    wait_for_state(host, "echo", "running")
+    assert os.path.exists(path)
     job.lose_launcher()
     one = connect()
     one.send(attach)
