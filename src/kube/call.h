@@ -36,7 +36,7 @@ struct gr_kube_call {
     gr_kube_timer pause;
     gr_kube_stream stream;
     bool has_stream, has_items; /* of this attempt: something came; something was handed out */
-    bool in_item, is_cancelled;
+    bool in_item, is_cancelled, is_counted;
     gr_status stream_status;
     gr_diag stream_diag;
 };

@@ -41,7 +41,41 @@ struct gr_kube {
     int64_t login_at_us;   /* not before: a login is tried again */
     gr_status login_status;
     gr_diag login_diag;
+    gr_kube_counts counts;
 };
+
+static void add_count(gr_kube_counts *counts, const char *method, int code, uint64_t count)
+{
+    int i = 0;
+    while (i < counts->used &&
+           (counts->rows[i].code != code || strcmp(counts->rows[i].method, method) != 0)) {
+        i++;
+    }
+    if (i == counts->used && i < GR_KUBE_COUNTS_MAX) {
+        counts->rows[counts->used].method = method;
+        counts->rows[counts->used++].code = code;
+    }
+    if (i < counts->used) {
+        counts->rows[i].count += count;
+    }
+}
+
+void gr_kube_add_counts(const gr_kube *kube, gr_kube_counts *sum)
+{
+    for (int i = 0; i < kube->counts.used; i++) {
+        add_count(sum, kube->counts.rows[i].method, kube->counts.rows[i].code,
+                  kube->counts.rows[i].count);
+    }
+}
+
+/* Once for each attempt: a watch has its answer long before its end. */
+static void count_answer(gr_kube_call *call, int code)
+{
+    if (!call->is_counted) {
+        call->is_counted = true;
+        add_count(&call->kube->counts, gr_kube_call_method(call), code, 1);
+    }
+}
 
 static void add_call(call_list *list, gr_kube_call *call)
 {
@@ -235,6 +269,7 @@ static bool take_bytes(gr_kube_call *call, const char *bytes, size_t size_bytes)
 static bool take_data(void *arg, int code, const char *bytes, size_t size_bytes)
 {
     gr_kube_call *call = arg;
+    count_answer(call, code);
     if (call->verb == GR_KUBE_LOG && code < 300) {
         return take_bytes(call, bytes, size_bytes);
     }
@@ -288,7 +323,7 @@ static void start_attempt(void *arg)
     gr_kube_call *call = arg;
     gr_diag why = {0}, diag = {0};
     gr_kube_stream_fini(&call->stream);
-    call->has_stream = call->has_items = false;
+    call->has_stream = call->has_items = call->is_counted = false;
     call->stream_status = GR_OK;
     call->stream_diag = (gr_diag){0};
     call->attempts++;
@@ -390,6 +425,7 @@ static void take_end(void *arg, const gr_http_end *end)
     gr_diag why = *end->diag, diag = {0};
     gr_status status = end->status;
     call->http_call = NULL;
+    count_answer(call, end->code);
     if (call->is_cancelled) {
         free_call(call);
         return;

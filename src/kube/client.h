@@ -53,6 +53,19 @@ int gr_kube_fd(const gr_kube *kube);
  * submit, cancel and set timers, not call gr_kube_run or gr_kube_destroy. */
 void gr_kube_run(gr_kube *kube);
 
+/* Answers that have come, for metrics. */
+enum { GR_KUBE_COUNTS_MAX = 64 };
+typedef struct gr_kube_counts {
+    struct {
+        const char *method; /* "GET" */
+        int code;           /* of HTTP; 0: none came */
+        uint64_t count;
+    } rows[GR_KUBE_COUNTS_MAX];
+    int used;
+} gr_kube_counts;
+/* Adds those of a client. What finds no row is left out. */
+void gr_kube_add_counts(const gr_kube *kube, gr_kube_counts *sum);
+
 /* The same thing for all objects of a kind: {"", "v1", "pods"}, {"apps", "v1", "deployments"}. */
 typedef struct gr_kube_resource {
     const char *group; /* "": core */

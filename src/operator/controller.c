@@ -36,9 +36,9 @@ struct gr_controller_job {
     gr_cache_group *group;
     const gr_operator_kind *kind;
     size_t resource, queue_index;
-    int64_t due_us;
-    uint64_t order; /* among those that are due at the same time */
-    int failures;   /* without a success since */
+    int64_t due_us, began_us; /* the look */
+    uint64_t order;           /* among those that are due at the same time */
+    int failures;             /* without a success since */
     bool is_active, is_getting, is_gone;
     bool is_changed;           /* since the look began */
     json_t *uid;               /* of the look, until it ends; NULL: none */
@@ -52,6 +52,7 @@ struct gr_controller_job {
 struct gr_controller {
     gr_controller_config config;
     const gr_operator_kind **kinds; /* that are served; ends with NULL */
+    gr_metrics_queue *queues;       /* of each of them */
     gr_cache *cache;
     gr_controller_job **queue; /* a heap */
     size_t queue_count, queue_max;
@@ -107,6 +108,15 @@ static gr_controller_job *pop(gr_controller *c)
     return first;
 }
 
+static gr_metrics_queue *queue_of(const gr_controller *c, const gr_controller_job *job)
+{
+    gr_metrics_queue *queue = c->queues;
+    while (queue->kind != job->kind) {
+        queue++;
+    }
+    return queue;
+}
+
 /* One that is queued for an earlier time stays so. */
 static gr_status enqueue(gr_controller *c, gr_controller_job *job, int64_t due_us)
 {
@@ -131,6 +141,7 @@ static gr_status enqueue(gr_controller *c, gr_controller_job *job, int64_t due_u
     job->order = c->order++;
     if (!is_queued) {
         job->queue_index = c->queue_count++;
+        queue_of(c, job)->adds++;
     }
     sift_up(c, job);
     return GR_OK;
@@ -206,7 +217,30 @@ const gr_controller_counts *gr_controller_counted(const gr_controller *controlle
     return controller->counts;
 }
 
-char *gr_controller_metrics(const gr_controller *controller)
+static void print_queues(const gr_controller *c, int64_t now_us, FILE *out)
+{
+    size_t count = 0;
+    for (; c->queues[count].kind != NULL; count++) {
+        gr_metrics_queue *queue = &c->queues[count];
+        queue->depth = 0;
+        queue->unfinished_s = queue->longest_s = 0;
+    }
+    for (size_t i = 0; i < c->queue_count; i++) {
+        queue_of(c, c->queue[i])->depth += c->queue[i]->due_us <= now_us;
+    }
+    gr_cache_group *group = NULL;
+    while ((group = gr_cache_next_group(c->cache, group)) != NULL) {
+        for (const gr_controller_job *job = group->jobs; job != NULL; job = job->next) {
+            gr_metrics_queue *queue = queue_of(c, job);
+            double taken_s = job->is_active ? (double)(now_us - job->began_us) * 1e-6 : 0;
+            queue->unfinished_s += taken_s;
+            queue->longest_s = taken_s > queue->longest_s ? taken_s : queue->longest_s;
+        }
+    }
+    gr_metrics_queues(out, c->queues, count);
+}
+
+char *gr_controller_metrics(const gr_controller *controller, int64_t now_us)
 {
     char *text = NULL;
     size_t size_bytes = 0;
@@ -214,6 +248,7 @@ char *gr_controller_metrics(const gr_controller *controller)
     if (out == NULL) {
         return NULL;
     }
+    print_queues(controller, now_us, out);
     gr_metrics_counts(out, controller->counts, controller->counts_count, controller->is_leader);
     gr_metrics_head(out, "mpi_operator_job_info", "gauge", "Launchers of the MPIJobs there are");
     gr_cache_group *group = NULL;
@@ -288,6 +323,20 @@ static gr_status changed(void *changed_arg, gr_cache_group *group, size_t resour
     return status == GR_OK ? enqueue(c, job, is_there ? c->now_us : GONE_US) : status;
 }
 
+/* One for each kind that is served, and an empty one behind them; NULL: no memory. */
+static gr_metrics_queue *make_queues(const gr_operator_kind *const *kinds)
+{
+    size_t count = 0;
+    while (kinds != NULL && kinds[count] != NULL) {
+        count++;
+    }
+    gr_metrics_queue *queues = calloc(count + 1, sizeof *queues);
+    for (size_t i = 0; queues != NULL && i < count; i++) {
+        queues[i].kind = kinds[i];
+    }
+    return queues;
+}
+
 /* Of two versions of one kind the first; NULL: no memory. */
 static const gr_operator_kind **choose_kinds(const gr_operator_kind *const *given)
 {
@@ -317,12 +366,13 @@ gr_status gr_controller_create(const gr_controller_config *config, gr_controller
     }
     c->config = *config;
     c->kinds = choose_kinds(config->kinds);
+    c->queues = make_queues(c->kinds);
     c->ready_end = &c->ready;
     c->events = json_array();
     c->is_listed = calloc(gr_operator_resource_count, sizeof *c->is_listed);
     c->is_doubtful = calloc(gr_operator_resource_count, sizeof *c->is_doubtful);
-    bool failed =
-        c->kinds == NULL || c->events == NULL || c->is_listed == NULL || c->is_doubtful == NULL;
+    bool failed = c->kinds == NULL || c->queues == NULL || c->events == NULL ||
+                  c->is_listed == NULL || c->is_doubtful == NULL;
     gr_status status = failed ? gr_fail(diag, GR_E_NO_MEMORY, "no memory for the operator's loop")
                               : gr_cache_create(c->kinds, changed, c, &c->cache, diag);
     if (status != GR_OK) {
@@ -357,6 +407,7 @@ void gr_controller_destroy(gr_controller *controller)
     json_decref(controller->events);
     json_decref(controller->told);
     free(controller->kinds);
+    free(controller->queues);
     free(controller->counts);
     free(controller->queue);
     free(controller->is_listed);
@@ -447,6 +498,8 @@ static gr_status tell_all(gr_controller *c, const gr_controller_job *job, const 
 static gr_status end_look(gr_controller *c, gr_controller_job *job, bool has_failed)
 {
     int64_t again_after_s = job->result.again_after_s, due_us = GR_NEVER;
+    gr_metrics_observe(&queue_of(c, job)->looks, c->now_us - job->began_us);
+    queue_of(c, job)->retries += has_failed;
     c->active_count -= job->is_active;
     job->is_active = job->is_getting = false;
     json_decref(job->uid);
@@ -480,6 +533,8 @@ static gr_status complete_look(gr_controller *c, gr_controller_job *job)
 static gr_status look(gr_controller *c, gr_controller_job *job, int64_t wall_s, gr_diag *diag)
 {
     char now[GR_TIME_BYTES];
+    gr_metrics_observe(&queue_of(c, job)->waits, c->now_us - job->due_us);
+    job->began_us = c->now_us;
     gr_time_print(wall_s * US_PER_S, false, now);
     json_t *object = gr_cache_get(c->cache, job->group, job->resource, job->group->name);
     json_t *objects = gr_cache_objects(c->cache, job->group);

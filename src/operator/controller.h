@@ -114,8 +114,8 @@ gr_status gr_controller_answer(gr_controller *controller, gr_controller_job *job
 /* What has been counted, sorted by namespace. For tests. */
 const gr_controller_counts *gr_controller_counted(const gr_controller *controller,
                                                   size_t *count_out);
-/* The text of /metrics, on the heap: mpi_operator_* and training_operator_*, as the operators have
- * them whose place this one takes. NULL: no memory. */
-char *gr_controller_metrics(const gr_controller *controller);
+/* The text of /metrics, on the heap: workqueue_*, mpi_operator_* and training_operator_*, as the
+ * operators have them whose place this one takes. `now_us` is monotonic. NULL: no memory. */
+char *gr_controller_metrics(const gr_controller *controller, int64_t now_us);
 
 #endif

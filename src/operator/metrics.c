@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "operator/metrics.h"
 
+#include <ctype.h>
 #include <inttypes.h>
 #include <string.h>
 
@@ -65,4 +66,87 @@ void gr_metrics_counts(FILE *out, const gr_controller_counts *counts, size_t cou
     gr_metrics_head(out, "mpi_operator_is_leader", "gauge", "1 in the operator that leads");
     fprintf(out, "mpi_operator_is_leader %d\n", is_leader ? 1 : 0);
     print_training(out, counts, count);
+}
+
+/* ---- Queues ---------------------------------------------------------------------------------- */
+void gr_metrics_observe(gr_metrics_times *times, int64_t time_us)
+{
+    double time_s = (double)(time_us > 0 ? time_us : 0) * 1e-6, limit_s = 1e-8;
+    int bucket = 0;
+    while (bucket < GR_METRICS_BUCKETS && time_s > limit_s) {
+        limit_s *= 10;
+        bucket++;
+    }
+    times->counts[bucket]++;
+    times->sum_s += time_s;
+}
+
+static void print_times(FILE *out, const char *name, const char *queue,
+                        const gr_metrics_times *times)
+{
+    static const char *const limits[GR_METRICS_BUCKETS + 1] = {
+        "1e-08", "1e-07", "1e-06", "1e-05", "0.0001", "0.001", "0.01",
+        "0.1",   "1",     "10",    "100",   "1000",   "+Inf"};
+    uint64_t sum = 0;
+    for (int i = 0; i <= GR_METRICS_BUCKETS; i++) {
+        sum += times->counts[i];
+        fprintf(out, "%s_bucket{name=\"%s\",le=\"%s\"} %" PRIu64 "\n", name, queue, limits[i], sum);
+    }
+    fprintf(out, "%s_sum{name=\"%s\"} %.9g\n%s_count{name=\"%s\"} %" PRIu64 "\n", name, queue,
+            times->sum_s, name, queue, sum);
+}
+
+typedef enum queue_metric { DEPTH, ADDS, RETRIES, WAITS, LOOKS, UNFINISHED, LONGEST } queue_metric;
+
+static void print_queue(FILE *out, const char *name, queue_metric what,
+                        const gr_metrics_queue *queue)
+{
+    char label[64];
+    snprintf(label, sizeof label, "%s-controller", queue->kind->kind);
+    for (char *at = label; *at != '\0'; at++) {
+        *at = (char)tolower((unsigned char)*at);
+    }
+    switch (what) {
+    case WAITS:
+        print_times(out, name, label, &queue->waits);
+        break;
+    case LOOKS:
+        print_times(out, name, label, &queue->looks);
+        break;
+    case UNFINISHED:
+    case LONGEST:
+        fprintf(out, "%s{name=\"%s\"} %.9g\n", name, label,
+                what == LONGEST ? queue->longest_s : queue->unfinished_s);
+        break;
+    default:
+        fprintf(out, "%s{name=\"%s\"} %" PRIu64 "\n", name, label,
+                what == DEPTH  ? queue->depth
+                : what == ADDS ? queue->adds
+                               : queue->retries);
+    }
+}
+
+void gr_metrics_queues(FILE *out, const gr_metrics_queue *queues, size_t count)
+{
+    static const struct {
+        queue_metric what;
+        const char *name, *type, *help;
+    } metrics[] = {
+        {DEPTH, "workqueue_depth", "gauge", "Jobs that are due to be looked at"},
+        {ADDS, "workqueue_adds_total", "counter", "Jobs that were queued"},
+        {WAITS, "workqueue_queue_duration_seconds", "histogram",
+         "How long jobs were due before they were looked at"},
+        {LOOKS, "workqueue_work_duration_seconds", "histogram",
+         "How long looks took, with all of their writes"},
+        {UNFINISHED, "workqueue_unfinished_work_seconds", "gauge",
+         "How long the looks take already that have not ended, all together"},
+        {LONGEST, "workqueue_longest_running_processor_seconds", "gauge",
+         "How long the longest of them takes already"},
+        {RETRIES, "workqueue_retries_total", "counter", "Looks that failed, and are repeated"}};
+    for (size_t m = 0; m < sizeof metrics / sizeof metrics[0]; m++) {
+        gr_metrics_head(out, metrics[m].name, metrics[m].type, metrics[m].help);
+        for (size_t i = 0; i < count; i++) {
+            print_queue(out, metrics[m].name, metrics[m].what, &queues[i]);
+        }
+    }
 }

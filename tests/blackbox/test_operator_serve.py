@@ -400,6 +400,40 @@ def test_pages(api, cluster, operator):
     assert operator.metric('mpi_operator_job_info{launcher="a-launcher",namespace="team"}') == 1
 
 
+def test_metrics_of_queues_and_requests(api, cluster, operator):
+    operator.ready()
+    api.fault("^POST .*/services$", kube_api.refuse(500), times=1)
+    cluster.submit(mpi_job("a"))
+    cluster.complete("a")
+    queue = '{name="mpijob-controller"}'
+    wait_until(lambda: operator.metric(f"workqueue_depth{queue}") == 0, "the queue to be empty")
+    wait_until(lambda: operator.metric(f"workqueue_unfinished_work_seconds{queue}") == 0,
+               "the end of all work")
+    text = operator.page("/metrics")[1]
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+    assert len(values) == len([line for line in text.splitlines() if line[0] != "#"])
+    assert int(values[f"workqueue_retries_total{queue}"]) == 1
+    looks = int(values[f"workqueue_work_duration_seconds_count{queue}"])
+    assert int(values[f"workqueue_adds_total{queue}"]) >= looks >= 4
+    assert int(values[f"workqueue_queue_duration_seconds_count{queue}"]) == looks
+    assert values[f"workqueue_longest_running_processor_seconds{queue}"] == "0"
+    for name in ("queue", "work"):
+        buckets = [int(value) for key, value in values.items() if
+                   key.startswith(f'workqueue_{name}_duration_seconds_bucket{queue[:-1]}')]
+        assert len(buckets) == 13 and buckets == sorted(buckets) and buckets[-1] == looks
+        assert float(values[f"workqueue_{name}_duration_seconds_sum{queue}"]) > 0
+    host = api.url.split("//")[1]
+    asked = f'rest_client_requests_total{{code="%s",host="{host}",method="%s"}}'
+    assert int(values[asked % (500, "POST")]) == 1
+    made = len([one for one in api.created if one[0] != LEASES and one[0] != MPIJOBS
+                and "launcher-x" not in one[2]])
+    assert int(values[asked % (201, "POST")]) >= made > 5
+    assert int(values[asked % (200, "GET")]) > 5 and int(values[asked % (200, "PUT")]) >= 2
+    api.close()
+    wait_until(lambda: operator.metric(asked % ("<error>", "GET")), "a request without an answer")
+    api.start()
+
+
 def test_operator_that_has_not_listed_is_not_ready(api, config):
     api.fault("^GET .*/pods[?]limit=500", kube_api.hang, times=1000)
     with Operator(config) as operator:

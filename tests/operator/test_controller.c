@@ -458,7 +458,7 @@ static void controller_job_goes_when_its_time_to_live_is_over(void **state)
         assert_int_equal(json_object_size(f.k.objects[r]), 0);
     }
     assert_true(f.wake_us == INT64_MAX);
-    char *text = gr_controller_metrics(f.controller);
+    char *text = gr_controller_metrics(f.controller, 0);
     assert_non_null(strstr(text, "training_operator_jobs_deleted_total{job_namespace=\"lab\","
                                  "framework=\"tensorflow\"} 1\n"));
     free(text);
@@ -474,7 +474,7 @@ static void controller_counts_and_tells_metrics(void **state)
     gr_controller_lead(f.controller, true);
     f.k.may_end = true;
     live(&f);
-    char *text = gr_controller_metrics(f.controller);
+    char *text = gr_controller_metrics(f.controller, 0);
     assert_non_null(text);
     assert_non_null(strstr(text, "\nmpi_operator_jobs_created_total 1\n"));
     assert_non_null(strstr(text, "\nmpi_operator_jobs_successful_total 1\n"));
@@ -505,7 +505,7 @@ static void controller_counts_where_a_watch_is_quicker_than_the_answer(void **st
                          GR_OK);
         json_decref(object);
     }
-    char *text = gr_controller_metrics(f.controller);
+    char *text = gr_controller_metrics(f.controller, 0);
     assert_non_null(strstr(text, "\nmpi_operator_jobs_created_total 1\n"));
     free(text);
     close_fixture(&f);

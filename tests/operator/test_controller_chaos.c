@@ -608,7 +608,7 @@ static json_t *run(int which, uint64_t seed)
     settle(&w);
     json_t *left = cluster_dump(&w.k);
     for (int i = 0; i < 2; i++) {
-        char *metrics = gr_controller_metrics(w.operators[i].controller);
+        char *metrics = gr_controller_metrics(w.operators[i].controller, 0);
         assert_non_null(metrics);
         assert_null(strstr(metrics, "mpi_operator_job_info{")); /* all is forgotten */
         free(metrics);

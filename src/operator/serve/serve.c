@@ -99,17 +99,39 @@ static void print_counter(FILE *out, const char *name, const char *help, uint64_
             value);
 }
 
+/* As client-go counts them; "<error>": no answer came. */
+static void print_requests(const gr_serve *serve, FILE *out)
+{
+    static const char name[] = "rest_client_requests_total";
+    const char *host = strstr(serve->access->server, "://");
+    gr_kube_counts counts = {.used = 0};
+    gr_kube_add_counts(serve->kube, &counts);
+    if (serve->lease_kube != NULL) {
+        gr_kube_add_counts(serve->lease_kube, &counts);
+    }
+    host = host != NULL ? host + 3 : serve->access->server;
+    fprintf(out, "# HELP %s Requests to the API server\n# TYPE %s counter\n", name, name);
+    for (int i = 0; i < counts.used; i++) {
+        char code[16] = "<error>";
+        if (counts.rows[i].code != 0) {
+            snprintf(code, sizeof code, "%d", counts.rows[i].code);
+        }
+        fprintf(out, "%s{code=\"%s\",host=\"%.*s\",method=\"%s\"} %" PRIu64 "\n", name, code,
+                (int)strcspn(host, "/\"\\"), host, counts.rows[i].method, counts.rows[i].count);
+    }
+}
+
 static char *print_metrics(void *arg, int *code_out)
 {
     const gr_serve *serve = arg;
     const gr_serve_counts *counts = &serve->counts;
     char *text = NULL;
     size_t size_bytes = 0;
-    if (serve->controller == NULL) {
+    if (serve->controller == NULL || serve->kube == NULL) {
         *code_out = 503;
         return strdup("the operator does not work yet\n");
     }
-    char *jobs = gr_controller_metrics(serve->controller);
+    char *jobs = gr_controller_metrics(serve->controller, gr_clock_now_us(&serve->clock));
     FILE *out = jobs != NULL ? open_memstream(&text, &size_bytes) : NULL;
     if (out == NULL) {
         free(jobs);
@@ -117,6 +139,7 @@ static char *print_metrics(void *arg, int *code_out)
     }
     fputs(jobs, out);
     free(jobs);
+    print_requests(serve, out);
     print_counter(out, "created_pods_total", "Pods created", counts->pods_created);
     print_counter(out, "deleted_pods_total", "Pods deleted", counts->pods_deleted);
     print_counter(out, "succeeded_service_creation_total", "Services created",
