@@ -44,12 +44,14 @@ class Board:
 
     def __init__(self) -> None:
         self.reports: Dict[int, Dict[str, Any]] = {}
-        self._begin_s = time.monotonic()
+        self._begin_s, self._first = 0.0, 0  # when the first report came, and its step
         self._next_s = 0.0
 
     def take(self, report: Dict[str, Any]) -> None:
-        self.reports[report["rank"]] = report
         now = time.monotonic()
+        if not self.reports:
+            self._begin_s, self._first = now, report["step"]
+        self.reports[report["rank"]] = report
         if self.is_due(now):
             self._next_s = now + _DRAW_S
             self.draw()
@@ -72,10 +74,11 @@ class Board:
         return {name: sum(values) / len(values) for name, values in every.items()}
 
     def words(self) -> str:
-        seconds = time.monotonic() - self._begin_s
+        steps, seconds = self.step - self._first, time.monotonic() - self._begin_s
         done = f"{self.step}/{self.total}" if self.total else f"step {self.step}"
         shown = [f"{name} {value:.4g}" for name, value in self.means().items()]
-        return "  ".join([done, *shown, f"{self.step / max(seconds, 1e-9):.3g} steps/s"])
+        speed = [f"{steps / seconds:.3g} steps/s"] if steps > 0 and seconds > 0 else []
+        return "  ".join([done, *shown, *speed])
 
     def text(self) -> str:
         if not self.total:

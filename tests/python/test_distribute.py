@@ -98,15 +98,15 @@ def test_distribute_returns_results_and_shows_lines(ends):
     assert len(lines) == 3 + 2 + 1 + 1
     bars = ends.err.splitlines()
     # The steps of both, and the mean of 0 + 1/40 and 1 + 1/40.
-    assert re.fullmatch(r"\[#{20}\] 40/40  loss 0\.525  \S+ steps/s", bars[-1]), ends.err
-    assert all(re.fullmatch(r"\[#*\.*\] \d+/40  loss \S+  \S+ steps/s", bar) for bar in bars)
+    assert re.fullmatch(r"\[#{20}\] 40/40  loss 0\.525(  \S+ steps/s)?", bars[-1]), ends.err
+    assert all(re.fullmatch(r"\[#*\.*\] \d+/40  loss \S+(  \S+ steps/s)?", bar) for bar in bars)
     tenths = [int(re.search(r"(\d+)/", bar)[1]) // 4 for bar in bars]
     assert tenths == sorted(set(tenths)), ends.err
 
 
 def test_distribute_without_an_end_shows_the_last_step(ends):
     assert ends("print(gradus.distribute(functions.endless, (7,), workers=3))") == ["[0, 1, 2]"]
-    assert re.match(r"step 7  loss nan  rate 1  ", ends.err.splitlines()[-1]), ends.err
+    assert re.match(r"step 7  loss nan  rate 1$", ends.err.splitlines()[-1]), ends.err
 
 
 def test_distribute_raises_what_a_rank_raised(ends):
@@ -124,8 +124,8 @@ def test_distribute_in_a_notebook_updates_one_element(ends):
 gradus.distribute(functions.train, (5,), workers=1)
 print(shown[-1])
 ''')
-    assert re.fullmatch(r'<div><progress value="5" max="5"></progress> <code>5/5  loss 0\.2  '
-                        r"\S+ steps/s</code></div>", lines[-1]), lines
+    assert re.fullmatch(r'<div><progress value="5" max="5"></progress> <code>5/5  loss 0\.2'
+                        r"(  \S+ steps/s)?</code></div>", lines[-1]), lines
     assert "/5" not in ends.err
 
 
@@ -143,7 +143,7 @@ def test_distribute_on_a_terminal_draws_one_line(words, tmp_path):
     assert process.wait() == 0, shown
     text = shown.decode()
     assert "\r\033[K[0] trained" in text or text.startswith("[0] trained"), text
-    assert re.search(r"\r\033\[K\[#{20}\] 5/5  loss 0\.2  \S+ steps/s\r\n$", text), text
+    assert re.search(r"\r\033\[K\[#{20}\] 5/5  loss 0\.2(  \S+ steps/s)?\r\n$", text), text
 
 
 def test_import_loads_nothing_of_others(ends):
