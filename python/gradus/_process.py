@@ -2,6 +2,7 @@
 """A process of the command `gradus`: its output is shown, its last lines are kept, and what its
 workers report to this program is taken out of it."""
 import collections
+import contextlib
 import io
 import json
 import os
@@ -74,10 +75,11 @@ class Process:
         self.lines.append(line)
         if stream == "stderr":
             self.errors.append(line)
-        self._on_show()
-        out = getattr(sys, stream)  # that of a notebook may be another one each time
-        out.write(line + "\n")
-        out.flush()
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more: the job goes on
+            self._on_show()
+            out = getattr(sys, stream)  # that of a notebook may be another one each time
+            out.write(line + "\n")
+            out.flush()
 
     @property
     def code(self) -> Optional[int]:
