@@ -70,6 +70,22 @@ _open: "weakref.WeakSet[Communicator]" = weakref.WeakSet()
 _contexts: "weakref.WeakSet[_Context]" = weakref.WeakSet()
 
 
+# What Communicator() is given where another system than a launcher has placed this process.
+_placement: Optional[Dict[str, Any]] = None
+
+
+def place(placement: Optional[Dict[str, Any]]) -> None:
+    """Communicator() without arguments is made of rank, size and allgather of this from now on;
+    None: of the environment."""
+    global _placement
+    _placement = placement
+
+
+def open_now() -> "Set[Communicator]":
+    """The communicators of this process that are open."""
+    return {comm for comm in _open if not comm._closed}
+
+
 @atexit.register
 def _leave_all() -> None:
     """Peers see a rank that leaves, not one that dies."""
@@ -84,9 +100,9 @@ class Communicator:
     """The ranks of a job. Every rank makes it, and calls the same operations in the same order,
     with the same counts and types.
 
-    Without arguments the environment describes the job (`gradus run`, torchrun, mpirun, srun); a
-    process that nobody started as a rank is alone, with size 1. With `size` and `rank` the ranks
-    find each other
+    Without arguments the environment describes the job (`gradus run`, torchrun, mpirun, srun), or
+    gradus.ray or gradus.spark, which runs this function; a process that nobody started as a rank is
+    alone, with size 1. With `size` and `rank` the ranks find each other
 
         by `coordinator` ("tcp:host:port") and `secret` (64 hexadecimal digits, or in
         GRADUS_SECRET), by `store`: set(key, value) and get(key), which waits;
@@ -120,6 +136,8 @@ class Communicator:
                  link: Optional[str] = None, host: Optional[str] = None, exact: bool = True,
                  settings: Optional[Dict[str, Any]] = None) -> None:
         self._handle = None
+        if _placement is not None and (rank, size, coordinator, store, allgather) == (None,) * 5:
+            rank, size, allgather = (_placement[name] for name in ("rank", "size", "allgather"))
         if (rank is None) != (size is None):
             raise InvalidError("rank and size are given both, or neither", operation="Communicator")
         ways = [name for name, value in (("coordinator", coordinator), ("store", store),

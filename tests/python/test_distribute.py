@@ -53,7 +53,7 @@ class Handle:
 
 
 def display(thing, display_id):
-    assert display_id is True
+    assert display_id is True and not shown
     shown.append(thing._repr_html_())
     return Handle()
 

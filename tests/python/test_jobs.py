@@ -174,7 +174,8 @@ def test_train_refuses_what_is_wrong_and_starts_nothing(ends):
     assert all(line.startswith("InvalidError ") for line in lines), lines
     wanted = ['number_of_workers"?', "from 1 to 4096", "4 lots", 'did you mean "PyTorch"?',
               "number_of_workers is a list", "/nowhere is not on this host",
-              'did you mean "scale"?', "needs scale", "is a module, which JSON cannot carry", "uses LIMIT, os from outside",
+              'did you mean "scale"?', "needs scale", "is a module, which JSON cannot carry",
+              "uses LIMIT, os from outside",
               "has no text that can travel", "begins with told(jobs.train,", 'mean "epochs"?',
               "needs epochs", "has no implementation.container", 'is the text "train.py"',
               "nowhere.yaml cannot be read", "an empty command", "195 KiB"]

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gradus.ray on a cluster of Ray, where an interpreter of GRADUS_PYTHONS has it."""
+import subprocess
+import tempfile
+
+import pytest
+
+from conftest import pythons_with
+
+pytestmark = pytest.mark.long
+
+# What both tests run on their workers; gradus.ray and gradus.spark take the same functions.
+FUNCTIONS = '''
+import gradus
+
+
+def total(scale):
+    import os
+    import gradus
+    with gradus.Communicator() as comm:
+        return (comm.rank, comm.size, os.environ["LOCAL_RANK"], os.environ["WORD"],
+                sum(comm.allgather_object(scale * comm.rank)))
+
+
+def fail(rank):
+    import gradus
+    comm = gradus.Communicator()
+    comm.barrier()
+    if comm.rank == rank:
+        raise KeyError("no such sample")
+    comm.barrier()
+
+
+def die(rank):
+    import os
+    import signal
+    import gradus
+    comm = gradus.Communicator()
+    comm.barrier()
+    if comm.rank == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    comm.barrier()
+
+
+def told(call, *words, **more):
+    """Behind a mark, since others write as well."""
+    try:
+        print("##", call(*words, **more), flush=True)
+    except gradus.RankError as error:
+        print("##", error.peer, repr(error.__cause__), "raise KeyError" in error.traceback,
+              str(error).partition(" (pid")[0], flush=True)
+    except gradus.Error as error:
+        print("##", type(error).__name__, error, flush=True)
+'''
+TOTALS = "[" + ", ".join(f"({rank}, 4, '{rank}', 'here', 60)" for rank in range(4)) + "]"
+FAILED = ("2 KeyError('no such sample') True "
+          "run: rank 2 failed: KeyError: 'no such sample'")
+
+RAY = '''
+import ray
+from gradus.ray import RayExecutor
+
+ray.init(num_cpus=4, include_dashboard=False, _node_ip_address="127.0.0.1")
+with RayExecutor(num_workers=4) as executor:
+    executor.shutdown()
+    executor.start(list, ("ab",), extra_env_vars={"WORD": "here"})
+    told(executor.run, total, (10,))
+    told(executor.execute, lambda letters: letters)
+    told(executor.execute_single, lambda letters: letters.append("c"))
+    told(executor.execute, len)
+    told(executor.run, fail, (2,))
+    told(executor.run, total, (10,))
+    executor.start()
+    told(executor.run, die, (1,))
+    told(RayExecutor(RayExecutor.create_settings(timeout_s=0.1), num_workers=9).start)
+ray.shutdown()
+'''
+
+
+def answers(ranks, text, env):
+    """Of a program behind the functions."""
+    path = ranks.write("")
+    path.write_text(FUNCTIONS + text)
+    done = subprocess.run([ranks.python, path], cwd=ranks.folder, text=True, capture_output=True,
+                          env=ranks.gradus.environment({**ranks.environment, **env}))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [line[3:] for line in done.stdout.splitlines() if line.startswith("## ")]
+
+
+@pytest.fixture(params=[one for one in pythons_with("ray", "ray of pip") if one.id != "here"])
+def ray_ranks(request, ranks):
+    ranks.python = request.param
+    return ranks
+
+
+def test_ray_runs_functions_and_names_a_worker_that_is_lost(ray_ranks):
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # the paths of its sockets are long
+        lines = answers(ray_ranks, RAY, {"RAY_TMPDIR": folder, "HOME": folder,
+                                         "RAY_AUTH_MODE": "disabled",
+                                         "RAY_USAGE_STATS_ENABLED": "0"})
+    assert lines[:5] == [TOTALS, str([["a", "b"]] * 4), "None", "[3, 2, 2, 2]", FAILED]
+    assert lines[5] == "InvalidError RayExecutor: there are no workers; call start()"
+    assert lines[6] == "1 None False run: rank 1 failed: Ray lost its worker"
+    assert lines[7].startswith("TimeoutError start: Ray had no room for 9 workers with {'CPU': 1}")
