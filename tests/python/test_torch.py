@@ -101,17 +101,40 @@ def test_torch_operations_that_cannot_be_say_why(torch_ranks):
             assert words in shapes
 
 
-def test_torch_group_for_several_kinds_of_devices_is_refused(torch_ranks):
-    lines = torch_ranks(1, '''
+def test_torch_group_for_a_list_of_devices_is_for_the_cpu(torch_ranks):
+    lines = torch_ranks(2, '''
+        import os
         import torch
         import torch.distributed as dist
         import gradus.torch
-        try:
-            dist.init_process_group("cpu:gradus,cuda:gloo")
-        except (RuntimeError, ValueError) as error:  # torch 1.13 knows no such lists
-            print(torch.__version__.startswith("1.") or "backends gloo and gradus" in str(error))
+        if torch.__version__.startswith("1."):
+            print("old")
+            raise SystemExit
+
+
+        def begin(devices):
+            dist.init_process_group(devices, init_method=f"file://{os.getcwd()}/{devices}",
+                                    rank=int(os.environ["RANK"]), world_size=2)
+
+
+        for devices in ("cpu:gradus", "cpu:gradus,cuda:nccl"):
+            begin(devices)
+            x = torch.ones(1)
+            dist.all_reduce(x)
+            print(x.item())
+            dist.destroy_process_group()
+        for devices, there in (("cpu:gradus,cuda:gloo", True), ("cuda:gradus,cpu:gloo", False)):
+            torch.cuda.is_available = lambda: there
+            try:
+                begin(devices)
+            except ValueError as error:
+                print(error)
         ''')
-    assert lines == [["True"]]
+    if lines[0] == ["old"]:
+        pytest.skip("torch before 2.0 knows no lists of devices")
+    for line in lines:
+        assert line[:2] == ["2.0", "2.0"]
+        assert "the backends gloo and gradus" in line[2] and "named for cpu, cuda" in line[3]
 
 
 def test_torch_group_with_a_timeout_ends_an_operation_that_waits(torch_ranks):

@@ -445,13 +445,24 @@ def _create(told: Any, _: Any = None) -> ProcessGroup:
 
 def _refuse_others(caller: Any) -> None:
     """torch takes a group of Python's for all devices, whatever "cpu:gradus,cuda:nccl" says, and
-    tells nobody whom it asks for a part of a group which the others are."""
+    tells nobody whom it asks for a part of a group which the others are. It does no harm where no
+    tensor can be on the other devices."""
     config = caller.f_locals.get("backend_config")
-    backends = set(config.get_device_backend_map().values()) if config is not None else set()
+    named = config.get_device_backend_map() if config is not None else {"cpu": "gradus"}
+    if named.get("cpu") != "gradus":
+        raise InvalidError(f"gradus is named for {', '.join(sorted(named))}; it is for tensors on "
+                           "the CPU: say \"gradus\", or \"cpu:gradus\"")
+    backends = {backend for device, backend in named.items() if _is_there(device)}
     if len(backends) > 1:
         raise InvalidError(f"one group cannot have the backends {' and '.join(sorted(backends))}; "
                            "make a group of gradus for tensors on the CPU, and another one "
                            "(torch.distributed.new_group(backend=...)) for the devices")
+
+
+def _is_there(device: str) -> bool:
+    """Whether a tensor may be on such a device."""
+    asked = getattr(getattr(torch, device, None), "is_available", None)
+    return device == "cpu" or asked is None or asked()
 
 
 def monitored_barrier(group: Any = None, timeout: Optional[timedelta] = None,
