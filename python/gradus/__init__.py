@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradus from Python: collectives and messages between the processes of a job.
+"""Gradus from Python: collectives and messages between the processes of a job, and clients of its
+parameter servers.
 
     import gradus
     comm = gradus.Communicator()
@@ -23,8 +24,8 @@ __all__ += [name for name in dir(errors) if name.endswith("Error")]
 
 
 def __getattr__(name: str):
-    """gradus.jobs is loaded when it is first used."""
-    if name == "jobs":
+    """gradus.jobs and gradus.ps are loaded when they are first used."""
+    if name in ("jobs", "ps"):
         import importlib
-        return importlib.import_module(".jobs", __name__)
+        return importlib.import_module("." + name, __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -170,7 +170,7 @@ class Communicator:
             raise error_of(status, text_of(diag), rank=rank, operation="Communicator",
                            peer=_peer(diag)) from (failed[0] if failed else None)
         if size is None:
-            os.environ.pop("GRADUS_SECRET", None)  # the library has wiped it, but not Python's copy
+            _library.forget_secret()
         self._begin(handle, _Context())
 
     def _begin(self, handle: c_void_p, context: _Context) -> None:

@@ -6,7 +6,7 @@ import select
 import threading
 import time
 from ctypes import byref, c_int, c_void_p
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Iterator, List, Optional
 
 from ._library import lib
 from .errors import Error, InvalidError, Status, TimeoutError, error_of
@@ -104,15 +104,21 @@ class Future:
                 return
             try:
                 # The status is in the list before Python can raise KeyboardInterrupt.
-                self._status.extend(map(lib.gr_wait_for, (self._op,), (int(timeout_s * 1e6),)))
+                self._status.extend(self._statuses(int(timeout_s * 1e6)))
             finally:
-                self._comm._leave()
-                if self._status and self._status[-1] != Status.TIMEOUT:
-                    self._finish(self._status[-1])
-                self._status.clear()
+                try:  # what has failed is asked before another call can fail
+                    if self._status and self._status[-1] != Status.TIMEOUT:
+                        self._finish(self._status[-1])
+                    self._status.clear()
+                finally:
+                    self._comm._leave()
         finally:
             self._lock.release()
             self._call_back()
+
+    def _statuses(self, timeout_us: int) -> Iterator[int]:
+        """An iterator whose one item is what the wait returns."""
+        return map(lib.gr_wait_for, (self._op,), (timeout_us,))
 
     def _finish(self, status: int) -> None:
         if status != Status.OK:

@@ -4,10 +4,8 @@ call."""
 import ctypes
 import os
 import pathlib
-from ctypes import (CFUNCTYPE, POINTER, c_char, c_char_p, c_double, c_int, c_int32, c_int64,
-                    c_size_t, c_uint32, c_void_p)
-
-
+from ctypes import (CFUNCTYPE, POINTER, c_char, c_char_p, c_double, c_float, c_int, c_int32,
+                    c_int64, c_size_t, c_uint32, c_uint64, c_void_p)
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -41,8 +39,45 @@ class Call(ctypes.Structure):
                 ("done_arg", c_void_p), ("source_out", POINTER(MessageSource))]
 
 
+class PsConfig(ctypes.Structure):
+    _fields_ = [("servers", c_char_p), ("secret", c_char_p), ("worker", c_int),
+                ("timeout_us", c_int64), ("encrypt", c_int), ("run", c_char_p)]
+
+
+class PsSpec(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("elements", c_uint64), ("consistency", c_int),
+                ("shards", c_int), ("aggregate", c_int), ("total", c_int), ("staleness", c_int),
+                ("adapt_rate", c_int), ("refuse_not_finite", c_int), ("optimizer", c_char_p),
+                ("columns", c_uint32), ("seed", c_uint64), ("deviation", c_float),
+                ("gradient_type", c_int)]
+
+
+class PsGradient(ctypes.Structure):
+    _fields_ = [("values", c_void_p), ("step", c_uint64), ("first", c_int), ("count", c_int),
+                ("version", c_uint64), ("sequence", c_uint64), ("rate", c_double),
+                ("factor", c_float), ("sparse", c_int)]
+
+
+class PsScan(ctypes.Structure):
+    _fields_ = [("place", c_uint64), ("version", c_uint64), ("room", c_size_t), ("rows", c_void_p),
+                ("values", c_void_p), ("states", POINTER(c_void_p)), ("state_count", c_int),
+                ("count", c_size_t), ("version_least", c_uint64)]
+
+
+class PsEntry(ctypes.Structure):
+    _fields_ = [("tensor", PsSpec), ("states", c_int), ("blocks", c_uint32),
+                ("block_elements", c_uint32), ("rows", c_uint64), ("version_least", c_uint64),
+                ("version_most", c_uint64)]
+
+
+class PsCounters(ctypes.Structure):
+    _fields_ = [(name, c_uint64) for name in (
+        "clients", "tensors", "blocks", "bytes", "pushes", "pulls", "updates", "duplicates", "late",
+        "refused", "bytes_in", "bytes_out", "staleness_sum", "staleness_most", "unreplicated")]
+
+
 # name: result, arguments
-_DIAG = POINTER(Diag)
+_DIAG, _PUSH, _OP = POINTER(Diag), POINTER(PsGradient), POINTER(c_void_p)
 _FUNCTIONS = {
     "gr_version": (c_char_p, []),
     "gr_status_text": (c_char_p, [c_int]),
@@ -75,6 +110,32 @@ _FUNCTIONS = {
     "gr_op_destroy": (None, [c_void_p]),
     "gr_comm_renew": (c_int, [POINTER(c_void_p), _DIAG]),
     "gr_comm_change_wanted": (c_int, [c_void_p]),
+    "gr_ps_connect": (c_int, [POINTER(PsConfig), POINTER(c_void_p), _DIAG]),
+    "gr_ps_close": (None, [c_void_p]),
+    "gr_ps_servers": (c_int, [c_void_p]),
+    "gr_ps_last_error": (_DIAG, [c_void_p]),
+    "gr_ps_alloc": (c_int, [c_void_p, c_size_t, POINTER(c_void_p)]),
+    "gr_ps_free": (None, [c_void_p, c_void_p]),
+    "gr_ps_declare": (c_int, [c_void_p, POINTER(PsSpec), POINTER(c_int)]),
+    "gr_ps_set": (c_int, [c_void_p, c_int, c_void_p]),
+    "gr_ps_push_start": (c_int, [c_void_p, c_int, _PUSH, _OP]),
+    "gr_ps_pull_start": (c_int, [c_void_p, c_int, c_uint64, c_void_p, _OP]),
+    "gr_ps_push_pull_start": (c_int, [c_void_p, c_int, _PUSH, c_void_p, _OP]),
+    "gr_ps_push_rows_start": (c_int, [c_void_p, c_int, _PUSH, c_void_p, c_size_t, _OP]),
+    "gr_ps_pull_rows_start": (c_int, [c_void_p, c_int, c_uint64, c_void_p, c_size_t, c_void_p,
+                                      _OP]),
+    "gr_ps_wait": (c_int, [c_void_p, c_int64, POINTER(c_uint64)]),
+    "gr_ps_clock": (c_int, [c_void_p, c_uint64]),
+    "gr_ps_barrier": (c_int, [c_void_p, c_char_p, c_int, c_int, c_int64]),
+    "gr_ps_pull_state_start": (c_int, [c_void_p, c_int, c_int, c_uint64, c_void_p, _OP]),
+    "gr_ps_pull_whole_run": (c_int, [c_void_p, c_int, c_uint64, c_void_p, POINTER(c_void_p), c_int,
+                                     POINTER(c_uint64)]),
+    "gr_ps_restore": (c_int, [c_void_p, c_int, c_uint64, c_void_p, POINTER(c_void_p), c_int]),
+    "gr_ps_scan_rows": (c_int, [c_void_p, c_int, POINTER(PsScan)]),
+    "gr_ps_restore_rows": (c_int, [c_void_p, c_int, c_uint64, c_void_p, c_size_t, c_void_p,
+                                   POINTER(c_void_p), c_int]),
+    "gr_ps_list": (c_int, [c_void_p, c_uint32, POINTER(PsEntry)]),
+    "gr_ps_read_counters": (c_int, [c_void_p, c_int, POINTER(PsCounters)]),
 }
 
 
@@ -121,3 +182,11 @@ def bytes_or_none(text):
     return None if text is None else os.fspath(text).encode()
 
 
+had_secret = False
+
+
+def forget_secret() -> None:
+    """The library has wiped the secret of the environment, but not Python's copy."""
+    global had_secret
+    if os.environ.pop("GRADUS_SECRET", None) is not None:
+        had_secret = True
