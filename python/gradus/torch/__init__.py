@@ -10,7 +10,8 @@ It also has Horovod's interface, for programs that are written for that (docs/ho
     import gradus.torch as hvd
     hvd.init()
 
-ExactOptimizer trains to the same bits with any number of workers. docs/python.md is the guide."""
+ExactOptimizer trains to the same bits with any number of workers, and gradus.torch.ps has models
+whose parameters are on parameter servers. docs/python.md is the guide."""
 from typing import TYPE_CHECKING, Any, List
 
 from ._c10d import ProcessGroup, Work, monitored_barrier

@@ -5,7 +5,7 @@ from .._engine import HostsUpdatedInterrupt
 from .._objects import allgather_object, broadcast_object
 from .._world import *  # noqa: F401,F403
 from .._world import __all__ as _names_of_world
-from . import elastic  # which is an attribute of the package now, and not asked for
+from . import elastic, ps  # which are attributes of the package now, and not asked for
 from ._compression import Compression
 from ._exact import ExactOptimizer
 from ._functions import broadcast_optimizer_state, broadcast_parameters
@@ -16,5 +16,5 @@ from ._sync_batch_norm import SyncBatchNorm
 
 __all__ = ["Compression", "DistributedOptimizer", "ExactOptimizer", "HostsUpdatedInterrupt",
            "SyncBatchNorm", "allgather_object", "broadcast_object", "broadcast_optimizer_state",
-           "broadcast_parameters", "elastic"]
+           "broadcast_parameters", "elastic", "ps"]
 __all__ += _names_of_ops + _names_of_world
