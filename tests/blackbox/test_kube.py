@@ -8,20 +8,9 @@ import pytest
 import kube_api
 from conftest import TIMEOUT_S, is_sanitized
 from kube_client import BUILD, Client, pod
+from kube_fixtures import api, certificates  # noqa: F401 (fixtures)
 
 PODS = "/v1/pods"
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    return kube_api.make_certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture
-def api(certificates):
-    api = kube_api.Api(certificates)
-    yield api
-    api.close()
 
 
 @pytest.fixture

@@ -2,29 +2,20 @@
 """The Kubernetes API client against a real kube-apiserver (kube_cluster.py)."""
 import base64
 import json
-import pathlib
-import tempfile
 
 import pytest
 
 from conftest import wait_until
 from kube_client import Client, pod
-from kube_cluster import Cluster, why_not
+from kube_fixtures import control_plane
 
 pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    if why_not():
-        pytest.skip(why_not())
-    # In memory: etcd waits for the disk at each write, for minutes where others write much.
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as run:
-        cluster = Cluster(tmp_path_factory.mktemp("cluster"), pathlib.Path(run))
-        cluster.script("up")
-        cluster.kubectl("create", "namespace", "team")
+    with control_plane(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
-        cluster.script("down")
 
 
 @pytest.fixture

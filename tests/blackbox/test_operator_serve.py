@@ -14,20 +14,9 @@ import pytest
 
 import kube_api
 from conftest import TIMEOUT_S, wait_until
+from kube_fixtures import api, certificates  # noqa: F401 (fixtures)
 from kube_operator import (BUILD, JOBS, LEASES, MPIJOBS, PODS, QUICK, SERVICES, Cluster, Operator,
                            mpi_job)
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    return kube_api.make_certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture
-def api(certificates):
-    api = kube_api.Api(certificates)
-    yield api
-    api.close()
 
 
 @pytest.fixture

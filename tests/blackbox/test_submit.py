@@ -14,15 +14,11 @@ import pytest
 
 import kube_api
 from conftest import TIMEOUT_S
+from kube_fixtures import certificates  # noqa: F401 (a fixture)
 from kube_pods import INDEX, JOBS, PODS, PodApi
 
 SERVICES, SECRETS, MAPS = "/v1/services", "/v1/secrets", "/v1/configmaps"
 PYTORCH = "kubeflow.org/v1/pytorchjobs"
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    return kube_api.make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture

@@ -6,15 +6,14 @@ import fcntl
 import json
 import os
 import pathlib
-import platform
 import signal
 import subprocess
-import tempfile
 
 import pytest
 
+import kube_fixtures
 from conftest import read_lines, wait_until
-from kube_cluster import Cluster, has_ended, kit
+from kube_cluster import has_ended, kit, why_not
 
 pytestmark = pytest.mark.long
 
@@ -36,20 +35,10 @@ int main(int argc, char **argv)
 """
 
 
-def has_kit():
-    return kit() is not None and platform.machine() == "x86_64"
-
-
 @pytest.fixture(scope="module")
 def control_plane(tmp_path_factory):
-    if not has_kit():
-        pytest.skip("no control plane: set GRADUS_KUBE to a folder with cluster.sh")
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as run:
-        cluster = Cluster(tmp_path_factory.mktemp("cluster"), pathlib.Path(run))
-        cluster.script("up")
-        cluster.kubectl("create", "namespace", "team")
+    with kube_fixtures.control_plane(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
-        cluster.script("down")
 
 
 class Node:
@@ -87,7 +76,7 @@ class Node:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory):
-    if not has_kit() or not (kit() / "real.sh").exists() or os.geteuid() != 0:
+    if why_not() or not (kit() / "real.sh").exists() or os.geteuid() != 0:
         pytest.skip("no real node: it takes root and GRADUS_KUBE, a folder with real.sh")
     with open(LOCK, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
