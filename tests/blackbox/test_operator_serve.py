@@ -4,6 +4,7 @@ and the controller of batch Jobs (kube_operator.py)."""
 import base64
 import contextlib
 import json
+import random
 import re
 import shutil
 import signal
@@ -321,6 +322,29 @@ def test_leader_that_loses_the_lease_ends(api, cluster, config):
         assert holder(api) == "another"
 
 
+def test_lease_lost_while_a_write_is_on_its_way(api, cluster, config):
+    """The server carries the write out behind the loss, and nobody gets its answer."""
+    with Operator(config, *QUICK) as first:
+        def steal(handler):
+            cluster.change(LEASES, "mpi-operator",
+                           lambda lease: lease["spec"].update(holderIdentity="another"))
+            first.process.wait(TIMEOUT_S)
+            handler.serve(api, handler.path.split("?")[0], {}, handler.body)
+        first.wait_for("leads")
+        with Operator(config, *QUICK) as second:
+            second.wait_for("stands by")
+            second.ready()
+            api.fault("^POST .*/pods$", steal)
+            cluster.submit(mpi_job("a", workers=3))
+            assert first.end() == 1
+            assert "has lost the lease mpi-operator to another" in first.said()
+            api.wait(lambda: "a-worker-0" in cluster.pods("a"), "the last write of the first")
+            assert set(cluster.pods("a")) == {"a-worker-0"}
+            second.wait_for("leads")  # nobody renews the other's lease
+            cluster.complete("a", workers=3)
+            cluster.assert_once()
+
+
 def test_leader_that_cannot_renew_ends(api, config):
     with Operator(config, *QUICK) as operator:
         operator.wait_for("leads")
@@ -457,6 +481,25 @@ def test_requests_without_sense(operator, data, line):
     assert got.startswith(f"HTTP/1.1 {line}\r\n")
     if data.startswith(b"HEAD"):
         assert "Content-Length: 3\r\n" in got and got.endswith("\r\n\r\n")
+
+
+def test_garbage_is_refused_and_pages_stay(operator):
+    chance = random.Random(7)
+    garbage = [bytes.fromhex("16030100c8010000c40303") + chance.randbytes(200),  # TLS
+               b"GET /metrics HTTP/9.9\r\n\r\n", b"GET /../metrics HTTP/1.1\r\n\r\n",
+               b"GET /healthz%00 HTTP/1.1\r\n\r\n", b"get /healthz HTTP/1.1\r\n\r\n",
+               b"GET /healthz HTTP/1.1\r\nHost", b"GET " + b"/" * 4000 + b" HTTP/1.1\r\n\r\n",
+               b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\n" * 4000, b"%s%n%s%n HTTP/1.1 \r\n\r\n"]
+    garbage += [chance.randbytes(chance.randrange(1, 8192)) for _ in range(40)]
+    garbage += [chance.randbytes(100) + b"\r\n\r\n" for _ in range(20)]
+    for data in garbage:
+        try:
+            got = exchange(operator, data, end=True)
+        except OSError:  # closed with bytes that nobody has read
+            continue
+        assert got == "" or re.match(r"HTTP/1.1 4\d\d ", got), (data, got)
+    assert operator.page("/healthz") == (200, "ok\n")
+    assert "workqueue_depth" in operator.page("/metrics")[1]
 
 
 def test_slow_clients_hold_nobody_up(api, cluster, operator):
