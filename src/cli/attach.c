@@ -51,6 +51,8 @@ static int report_leaving(void)
     return GR_EXIT_RESUME;
 }
 
+enum { CHILDREN_MAX = 1024 };
+
 /* The connection of a launcher, while it follows the job. */
 typedef struct following {
     int connection;
@@ -60,6 +62,8 @@ typedef struct following {
     int passed; /* the last signal for it; 0: none */
     int unsent; /* the same, if it had ended by then */
     gr_attach_loss *loss;
+    pid_t kept[CHILDREN_MAX]; /* our children when it had moved: the supervisor and agents */
+    int kept_count;           /* 0: not known */
 } following;
 
 static void pass_on(following *of, int signal_number)
@@ -68,12 +72,24 @@ static void pass_on(following *of, int signal_number)
     of->unsent = gr_process_signal(of->supervisor, signal_number) ? 0 : signal_number;
 }
 
+/* Those of the supervisor that was killed are ours now. */
+static void note_children(following *of, pid_t supervisor)
+{
+    bool is_whole = false;
+    of->kept_count = gr_process_tree_children(of->kept, CHILDREN_MAX);
+    for (int i = 0; i < of->kept_count && of->kept_count < CHILDREN_MAX; i++) {
+        is_whole |= of->kept[i] == supervisor;
+    }
+    of->kept_count = is_whole ? of->kept_count : 0;
+}
+
 /* The supervisor was killed, and its deputy is in its place: our child as well, if that one was.
  * A signal that it had not heard yet died with it. */
 static void follow_deputy(following *of, const gr_job_status *status)
 {
     if (of->child) {
         (void)waitpid(of->supervisor->pid, NULL, 0);
+        note_children(of, (pid_t)status->code);
     }
     gr_process_close(of->supervisor);
     *of->supervisor = gr_process_open(status->code);
@@ -83,12 +99,12 @@ static void follow_deputy(following *of, const gr_job_status *status)
     }
 }
 
-/* The job has ended. What a killed agent has left fell to us, if the supervisor of that time was
- * killed as well. Before the exit code is ours: who is killed here leaves it where it is. */
-static void clear_rest(const gr_process *supervisor)
+/* What a killed agent has left fell to us, if the supervisor of that time was killed before it. All
+ * but `kept` and what stems from them. */
+static void clear_rest(const pid_t *kept, int count)
 {
     enum { TRIES = 100, PAUSE_MS = 20 };
-    for (int i = 0; i < TRIES && gr_process_tree_clear(&supervisor->pid, 1) > 0; i++) {
+    for (int i = 0; i < TRIES && gr_process_tree_clear(kept, count) > 0; i++) {
         (void)poll(NULL, 0, PAUSE_MS);
     }
 }
@@ -100,8 +116,8 @@ static bool take_message(following *of, int *code_out)
     int error = gr_job_receive(of->connection, &message, NULL);
     if (error == 0 && message.kind == GR_JOB_END) {
         const gr_job_message received = {.kind = GR_JOB_RECEIVED};
-        if (of->moved && of->child) {
-            clear_rest(of->supervisor);
+        if (of->moved && of->child) { /* before the code is ours: if we are killed, it stays */
+            clear_rest(&of->supervisor->pid, 1);
         }
         (void)gr_job_send(of->connection, &received, NULL);
         *code_out = message.status.code;
@@ -113,6 +129,9 @@ static bool take_message(following *of, int *code_out)
     }
     if (error == 0 && message.kind == GR_JOB_MOVED) {
         follow_deputy(of, &message.status);
+    }
+    if (error == 0 && message.kind == GR_JOB_ORPHANS && of->kept_count > 0) {
+        clear_rest(of->kept, of->kept_count);
     }
     if (error == 0 || error == EAGAIN) {
         of->loss->begun = of->loss->begun || error == 0;

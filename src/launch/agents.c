@@ -183,9 +183,12 @@ static void wait_for_stranger(const gr_process *process)
     }
 }
 
-/* Waits for its end. True: it was killed, and what it has left is ours. */
-static bool forget_agent(gr_host_agent *agent)
+typedef enum agent_end { AGENT_ENDED, AGENT_KILLED, AGENT_WAS_NOT_OURS } agent_end;
+
+/* Waits for its end. What one that was killed has left is ours. */
+static agent_end forget_agent(gr_host_agent *agent)
 {
+    agent_end end = AGENT_ENDED;
     int wait_status = 0;
     if (agent->control_fd >= 0) {
         close(agent->control_fd);
@@ -195,12 +198,13 @@ static bool forget_agent(gr_host_agent *agent)
     while (agent->pid > 0 && waitpid(agent->pid, &wait_status, 0) < 0) {
         if (errno != EINTR) {
             wait_for_stranger(&agent->process);
+            end = AGENT_WAS_NOT_OURS;
             break;
         }
     }
     gr_process_close(&agent->process);
     agent->pid = 0;
-    return WIFSIGNALED(wait_status);
+    return WIFSIGNALED(wait_status) ? AGENT_KILLED : end;
 }
 
 gr_status gr_launch_job_start_agent(gr_host_agent *agent, gr_diag *diag)
@@ -278,8 +282,11 @@ static void clear_orphans(uv_timer_t *timer)
 static void on_agent_closed(uv_handle_t *handle)
 {
     gr_host_agent *agent = handle->data;
-    if (forget_agent(agent)) {
+    agent_end end = forget_agent(agent);
+    if (end == AGENT_KILLED) {
         clear_orphans(&agent->job->loop.orphan_timer);
+    } else if (end == AGENT_WAS_NOT_OURS) {
+        gr_supervisor_leave_orphans(agent->job->config->supervisor);
     }
     gr_launch_job_happen(agent->job,
                          &(gr_scheduler_event){.kind = GR_EVENT_AGENT_GONE, .host = agent->number},

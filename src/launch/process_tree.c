@@ -32,15 +32,13 @@ static struct {
     int count;
 } others;
 
-/* The caller's children, that is those of its first thread; none where the kernel does not list
- * them (CONFIG_PROC_CHILDREN). */
-static int list_children(pid_t pids_out[CHILDREN_MAX])
+int gr_process_tree_children(pid_t *pids_out, int room)
 {
     char path[64];
     int found = 0;
     snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
     FILE *file = fopen(path, "re");
-    while (file != NULL && found < CHILDREN_MAX && fscanf(file, "%d", &pids_out[found]) == 1) {
+    while (file != NULL && found < room && fscanf(file, "%d", &pids_out[found]) == 1) {
         found++;
     }
     if (file != NULL) {
@@ -53,7 +51,7 @@ int gr_process_tree_adopt(void)
 {
     if (others.self != getpid()) {
         others.self = getpid();
-        others.count = list_children(others.pids);
+        others.count = gr_process_tree_children(others.pids, CHILDREN_MAX);
     }
     return prctl(PR_SET_CHILD_SUBREAPER, 1L, 0L, 0L, 0L) == 0 ? 0 : errno;
 }
@@ -181,7 +179,7 @@ int gr_process_tree_clear(const pid_t *except, int except_count)
 {
     pid_t children[CHILDREN_MAX];
     const int left = signal_tree(SIGKILL, except, except_count);
-    const int count = list_children(children);
+    const int count = gr_process_tree_children(children, CHILDREN_MAX);
     for (int i = 0; i < count; i++) {
         if (!is_other(children[i]) && !is_among(except, except_count, children[i])) {
             (void)waitpid(children[i], NULL, WNOHANG);

@@ -14,6 +14,10 @@
  * they and what they start are left alone. Returns 0 or errno. */
 int gr_process_tree_adopt(void);
 
+/* The caller's children, that is those of its first thread, at most `room`; how many were written.
+ * None where the kernel does not list them (CONFIG_PROC_CHILDREN). */
+int gr_process_tree_children(pid_t *pids_out, int room);
+
 /* Sends `signal_number` to every process that stems from the caller. Returns how many there
  * were. */
 int gr_process_tree_signal(int signal_number);

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 from conftest import TIMEOUT_S, finish, read_lines, sha256_of, unhurried, wait_until
-from processes import agents_of, children, name
+from processes import children, name
 from test_outlive import (echo, host, jobs_of, start_waiting, state_of,  # noqa: F401
                           wait_for_state, workers_of)
 from test_rebirth import EPOCHS, check_metrics  # noqa: F401
@@ -172,15 +172,16 @@ def test_deputy_replaces_workers(host, job, tmp_path):
 
 
 def test_killed_agent_of_a_deputy_leaves_nothing(host, script, tmp_path):
-    """The launcher ends what falls to it."""
+    """The launcher ends what falls to it, while the job runs."""
     os.mkfifo(tmp_path / "told")
     launcher = host.start("run", "-np", 1, "--no-prefix", "--restarts", 1, "--", *script(PARENT),
                           str(tmp_path / "told"))
-    read_lines(launcher.stdout, 1)
+    before = read_lines(launcher.stdout, 1)[0].split()[1:]
     kill_at_rest(host)
     agent, = host.named("gradus-agent")
     os.kill(agent, signal.SIGKILL)
     after = read_lines(launcher.stdout, 1)[0].split()[1:]
+    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in before), "their end")
     assert all(os.path.exists(f"/proc/{pid}") for pid in after)
     (tmp_path / "told").write_text("0\n")
     assert "all workers are restarted (1 of at most 1 times, --restarts)\n" in finish(launcher)[1]
@@ -458,13 +459,16 @@ def test_lost_job_is_told_of(host, tmp_path):
 
 # ---- An agent is killed --------------------------------------------------------------------------
 
-def test_killed_agent_leaves_nothing(host, script, tmp_path):
-    """What its worker has started ends while the job runs, and only that."""
+@pytest.mark.parametrize("moved", [False, True])
+def test_killed_agent_leaves_nothing(host, script, tmp_path, moved):
+    """What its worker has started ends while the job runs, and only that; also after a takeover."""
     os.mkfifo(tmp_path / "told")
     launcher = host.start("run", "-np", 2, "--min-workers", 1, "--restarts", 1, "--no-prefix", "-H",
                           "localhost:1,127.0.0.1:1", "--", *script(PARENT), str(tmp_path / "told"))
     started = [line.split()[1:] for line in read_lines(launcher.stdout, 2)]
-    victim = agents_of(launcher.pid)[1]
+    if moved:
+        kill_at_rest(host)
+    victim = host.named("gradus-agent")[1]
     started.sort(key=lambda pids: int(pids[0]) in children(victim))
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in started[1]), "the end")

@@ -27,6 +27,8 @@ typedef enum gr_job_message_kind {
     GR_JOB_END,     /* to a launcher: status.code */
     GR_JOB_MOVED,   /* to a launcher: the supervisor is process status.code from now on; status says
                      * whether it has heard a signal */
+    GR_JOB_ORPHANS, /* to a launcher: an agent that another supervisor had started is gone, and what
+                     * it may have left is no child of this one */
     GR_JOB_MESSAGE_KINDS
 } gr_job_message_kind;
 

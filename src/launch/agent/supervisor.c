@@ -132,6 +132,14 @@ void gr_supervisor_moved(const gr_supervisor *supervisor)
     }
 }
 
+void gr_supervisor_leave_orphans(const gr_supervisor *supervisor)
+{
+    const gr_job_message orphans = {.kind = GR_JOB_ORPHANS};
+    if (supervisor->config.launcher_fd >= 0) {
+        (void)gr_job_send(supervisor->config.launcher_fd, &orphans, NULL);
+    }
+}
+
 int gr_supervisor_lock_fd(const gr_supervisor *supervisor)
 {
     return supervisor != NULL ? supervisor->folder.lock_fd : -1;

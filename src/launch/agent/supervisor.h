@@ -48,8 +48,8 @@ typedef struct gr_supervisor_config {
 gr_supervisor *gr_supervisor_create(const gr_supervisor_config *config);
 void gr_supervisor_destroy(gr_supervisor *supervisor); /* NULL ok */
 /* Makes the job's folder, after which it can be found, and tells the launcher that the job begins.
- * `record`: but supervisor and launcher. As gr_job_folder_create. Without a folder nobody can attach, and the job ends with its
- * launcher. */
+ * `record`: but supervisor and launcher. As gr_job_folder_create. Without a folder nobody can
+ * attach, and the job ends with its launcher. */
 gr_status gr_supervisor_publish(gr_supervisor *supervisor, const char *name,
                                 const gr_job_record *record, gr_diag *diag) GR_MUST_CHECK;
 
@@ -76,6 +76,8 @@ int gr_supervisor_start(gr_supervisor *supervisor, uv_loop_t *loop,
 /* The supervisor is another process from now on, this one (deputy.h): whoever speaks to it must
  * know. */
 void gr_supervisor_moved(const gr_supervisor *supervisor);
+/* The launcher is to end what an agent has left that another supervisor had started. */
+void gr_supervisor_leave_orphans(const gr_supervisor *supervisor);
 /* Before the loop is closed, which must run once more. */
 void gr_supervisor_stop(gr_supervisor *supervisor);
 
