@@ -49,14 +49,14 @@ def op_of(op: Optional[ReduceOp], average: Optional[bool]) -> ReduceOp:
 
 
 class Made(str):
-    """A name that is made here. Tensors without one meet in the order in which they are
-    submitted."""
+    """A name that is made here: a tensor waits for an earlier one of its name. Those without a name
+    meet in the order in which they are submitted."""
 
 
 def name_of(kind: str, name: Optional[str], process_set: ProcessSet) -> str:
     """The name that ranks meet by."""
     if name is not None:
-        return f"{kind}.{name}"
+        return Made(f"{kind}.{name}") if isinstance(name, Made) else f"{kind}.{name}"
     engine = world.engine(process_set)
     with _lock:
         count = engine.unnamed.setdefault(kind, itertools.count())

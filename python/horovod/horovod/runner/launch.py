@@ -251,8 +251,8 @@ def _tell_of_nothing(found: argparse.Namespace) -> None:
 
 def _check_build() -> None:
     print(f"Gradus {gradus.__version__} in the place of Horovod:")
-    for title, rows in (("Frameworks", (("PyTorch", _has("torch")), ("TensorFlow", False),
-                                        ("MXNet", False))),
+    for title, rows in (("Frameworks", (("PyTorch", _has("torch")),
+                                        ("TensorFlow", _has("tensorflow")), ("MXNet", False))),
                         ("Controllers", (("Gloo (Gradus in its place)", True), ("MPI", False))),
                         ("Tensor Operations", (("Gloo (Gradus in its place)", True),
                                                ("MPI", False), ("NCCL", False), ("CCL", False),

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Horovod's collectives of TensorFlow's tensors. Inside of tf.function each is an operation of the
+graph, which runs the collective of numpy arrays when its turn comes. Ranks match tensors by name;
+without one by the tensor's name in the graph, and in eager code by their order."""
+from typing import Any, Callable, List, Optional, Sequence
+
+import numpy
+import tensorflow as tf
+
+from .. import _numpy
+from .._submit import Adasum, Average, Made, Max, Min, Product, ReduceOp, Sum, op_of
+from .._world import (ProcessSet, global_process_set, local_rank, local_size, rank, size, world)
+from ._compression import Compression
+
+# Autograph has nothing to do here: what depends on the rank is known when a graph is made.
+plain = tf.autograph.experimental.do_not_convert
+
+
+def call(function: Callable[..., List[numpy.ndarray]], tensors: Sequence[Any], types: Sequence[Any],
+         shapes: Sequence[Any]) -> List[tf.Tensor]:
+    """Runs a function of numpy arrays now, or makes an operation of it."""
+    if tf.executing_eagerly():
+        return [tf.convert_to_tensor(found)
+                for found in function(*(numpy.asarray(tensor) for tensor in tensors))]
+    results = tf.numpy_function(function, list(tensors), list(types))
+    for result, shape in zip(results, shapes):
+        result.set_shape(shape)
+    return results
+
+
+def _name(name: Optional[str], tensor: tf.Tensor) -> Optional[str]:
+    if name is not None or tf.executing_eagerly():
+        return name
+    return Made(tensor.name)
+
+
+def _run(make: Callable[..., Any], tensors: Sequence[tf.Tensor], shapes: Sequence[Any],
+         process_set: ProcessSet) -> List[tf.Tensor]:
+    """`make` returns the request of a collective whose result is a list of arrays."""
+    return call(lambda *arrays: _numpy.run([make(arrays)], process_set)[0], tensors,
+                [tensor.dtype for tensor in tensors], shapes)
+
+
+def _gradient_op(op: ReduceOp, what: str) -> None:
+    if op in (Min, Max, Product, Adasum):
+        raise NotImplementedError(f"{what} with {op!r} has no gradient here; those of Average and "
+                                  "Sum have")
+
+
+def _reduce(tensors: Sequence[tf.Tensor], name: Optional[str], op: ReduceOp, prescale: float,
+            postscale: float, process_set: ProcessSet) -> List[tf.Tensor]:
+    name = _name(name, tensors[0])
+    return _run(lambda arrays: _numpy.allreduce(arrays, name, op, prescale, postscale, process_set),
+                tensors, [tensor.shape for tensor in tensors], process_set)
+
+
+def _allreduce(tensors: Sequence[Any], name: Optional[str], op: ReduceOp, prescale: float,
+               postscale: float, process_set: ProcessSet) -> List[tf.Tensor]:
+    """The gradient of a sum over ranks is that sum of the gradients."""
+    @tf.custom_gradient
+    def run(*inputs):
+        def gradient(*upstream):
+            _gradient_op(op, "allreduce")
+            return _reduce(upstream, None, op, prescale, postscale, process_set)
+        return _reduce(inputs, name, op, prescale, postscale, process_set), gradient
+    return run(*(tf.convert_to_tensor(tensor) for tensor in tensors))
+
+
+def _sparse(slices: tf.IndexedSlices, name: Optional[str], op: ReduceOp,
+            process_set: ProcessSet) -> tf.IndexedSlices:
+    if op not in (Average, Sum):
+        raise NotImplementedError(f"allreduce of tf.IndexedSlices with {op!r}; use "
+                                  "tf.convert_to_tensor before")
+    names = [None if name is None else f"{name}.{part}" for part in ("values", "indices")]
+    values = allgather(slices.values, names[0], process_set=process_set)
+    indices = allgather(slices.indices, names[1], process_set=process_set)
+    if op is Average:
+        values = values / tf.cast(len(process_set.ranks), values.dtype)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+@plain
+def allreduce(tensor: Any, average: Optional[bool] = None, device_dense: str = "",
+              device_sparse: str = "", compression: Any = Compression.none,
+              op: Optional[ReduceOp] = None, prescale_factor: float = 1.0,
+              postscale_factor: float = 1.0, name: Optional[str] = None,
+              process_set: ProcessSet = global_process_set) -> Any:
+    """Returns the reduction over all ranks of the process set: of a tensor, a variable, or
+    tf.IndexedSlices, which are gathered. It is differentiable. op: Average (as without one), Sum,
+    Adasum, Min, Max, Product. The devices are ignored."""
+    op = op_of(op, average)
+    if isinstance(tensor, tf.IndexedSlices):
+        return _sparse(tensor, name, op, process_set)
+    travels, context = compression.compress(tf.convert_to_tensor(tensor))
+    found, = _allreduce([travels], name, op, prescale_factor, postscale_factor, process_set)
+    return compression.decompress(found, context)
+
+
+@plain
+def grouped_allreduce(tensors: Sequence[Any], average: Optional[bool] = None,
+                      device_dense: str = "", device_sparse: str = "",
+                      compression: Any = Compression.none, op: Optional[ReduceOp] = None,
+                      prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+                      process_set: ProcessSet = global_process_set,
+                      name: Optional[str] = None) -> List[Any]:
+    """allreduce of several tensors, which are reduced when every rank has submitted them all."""
+    op, pairs = op_of(op, average), []
+    for tensor in tensors:
+        pairs.append(compression.compress(tf.convert_to_tensor(tensor)))
+    if not pairs:
+        return []
+    found = _allreduce([pair[0] for pair in pairs], name, op, prescale_factor, postscale_factor,
+                       process_set)
+    return [compression.decompress(one, pair[1]) for one, pair in zip(found, pairs)]
+
+
+def _gathered(tensor: tf.Tensor) -> tf.TensorShape:
+    return tf.TensorShape([None]).concatenate(tensor.shape[1:])
+
+
+def _gather(tensors: Sequence[tf.Tensor], name: Optional[str],
+            process_set: ProcessSet) -> List[tf.Tensor]:
+    name = _name(name, tensors[0])
+    return _run(lambda arrays: _numpy.allgather(arrays, name, process_set), tensors,
+                [_gathered(tensor) for tensor in tensors], process_set)
+
+
+@plain
+def grouped_allgather(tensors: Sequence[Any], name: Optional[str] = None,
+                      ignore_name_scope: bool = False,
+                      process_set: ProcessSet = global_process_set) -> List[tf.Tensor]:
+    """Returns of each tensor those of all ranks, one behind the other along the first dimension,
+    which may differ by rank. It is differentiable."""
+    @tf.custom_gradient
+    def run(*inputs):
+        def gradient(*upstream):
+            totals = _reduce(upstream, None, Average, 1.0, 1.0, process_set)
+            rows = tf.stack([tf.shape(tensor)[0] for tensor in inputs])
+            every, = _gather([rows[None]], None, process_set)
+            first = tf.reduce_sum(every[:world.engine(process_set).rank], 0)
+            return [total[first[index]:first[index] + rows[index]]
+                    for index, total in enumerate(totals)]
+        return _gather(inputs, name, process_set), gradient
+    return list(run(*(tf.convert_to_tensor(tensor) for tensor in tensors)))
+
+
+@plain
+def allgather(tensor: Any, name: Optional[str] = None, ignore_name_scope: bool = False,
+              process_set: ProcessSet = global_process_set) -> tf.Tensor:
+    """grouped_allgather of one tensor."""
+    found, = grouped_allgather([tensor], name, process_set=process_set)
+    return found
+
+
+@plain
+def broadcast(tensor: Any, root_rank: int, name: Optional[str] = None,
+              ignore_name_scope: bool = False,
+              process_set: ProcessSet = global_process_set) -> tf.Tensor:
+    """Returns root's tensor; root_rank is a number in the job, also with a process set. It is
+    differentiable."""
+    @tf.custom_gradient
+    def run(value):
+        def gradient(upstream):
+            total, = _reduce([upstream], None, Average, 1.0, 1.0, process_set)
+            return total if world.comm().rank == root_rank else tf.zeros_like(total)
+        words = _name(name, value)
+        found, = _run(lambda arrays: _as_list(_numpy.broadcast(arrays[0], root_rank, words,
+                                                               process_set)),
+                      [value], [value.shape], process_set)
+        return found, gradient
+    return run(tf.convert_to_tensor(tensor))
+
+
+def _as_list(request: Any) -> Any:
+    finish = request.finish
+    request.finish = lambda: [finish()]
+    return request
+
+
+@plain
+def broadcast_(variables: Sequence[Any], root_rank: int, name: Optional[str] = None,
+               process_set: ProcessSet = global_process_set) -> List[Any]:
+    """Gives variables root's values."""
+    for index, variable in enumerate(variables):
+        words = None if name is None else f"{name}.{index}"
+        variable.assign(broadcast(variable, root_rank, words, process_set=process_set))
+    return list(variables)
+
+
+@plain
+def alltoall(tensor: Any, splits: Any = None, name: Optional[str] = None,
+             ignore_name_scope: bool = False,
+             process_set: ProcessSet = global_process_set) -> Any:
+    """Sends rows to each rank: equally many, or as `splits` says. Returns the rows that came from
+    all ranks, in their order; with splits also how many came from each. It is differentiable."""
+    tensor = tf.convert_to_tensor(tensor)
+    members = world.engine(process_set).size
+    if splits is None:
+        rows = tf.repeat(tf.shape(tensor)[:1], members)
+        parts = rows // members + tf.cast(rows % members > 0, tf.int32)  # refused where uneven
+    else:
+        parts = tf.cast(tf.convert_to_tensor(splits), tf.int32)
+
+    @tf.custom_gradient
+    def run(value, parts):
+        found, received = _exchange(value, parts, _name(name, value), process_set)
+
+        def gradient(upstream, _):
+            back, _ = _exchange(upstream, received, _name(None, upstream), process_set)
+            return back, None
+        return (found, received), gradient
+    found, received = run(tensor, parts)
+    return found if splits is None else (found, received)
+
+
+def _exchange(value: tf.Tensor, parts: tf.Tensor, name: Optional[str],
+              process_set: ProcessSet) -> List[tf.Tensor]:
+    return call(lambda array, splits: list(_numpy.run(
+        [_numpy.alltoall(array, splits.tolist(), name, process_set)], process_set)[0]),
+        [value, parts], [value.dtype, tf.int32],
+        [_gathered(value), [world.engine(process_set).size]])
+
+
+@plain
+def grouped_reducescatter(tensors: Sequence[Any], device_dense: str = "",
+                          compression: Any = Compression.none, op: Optional[ReduceOp] = Average,
+                          process_set: ProcessSet = global_process_set,
+                          name: Optional[str] = None, prescale_factor: float = 1.0,
+                          postscale_factor: float = 1.0) -> List[tf.Tensor]:
+    """Returns of each tensor this rank's rows of the reduction over all ranks; the first ranks have
+    one more where the rows do not divide. It is differentiable; the gradient of Sum is multiplied
+    by the number of ranks, as Horovod's is."""
+    op = op_of(op, None)
+    factor = prescale_factor * postscale_factor * (len(process_set.ranks) if op is Sum else 1)
+
+    @tf.custom_gradient
+    def run(*inputs):
+        def gradient(*upstream):
+            _gradient_op(op, "reducescatter")
+            return _gather([one * tf.cast(factor, one.dtype) for one in upstream], None,
+                           process_set)
+        words = _name(name, inputs[0])
+        found = _run(lambda arrays: _numpy.reducescatter(
+            arrays, words, op, prescale_factor, postscale_factor, process_set), inputs,
+            [_gathered(tensor) for tensor in inputs], process_set)
+        return found, gradient
+    pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
+    found = run(*(pair[0] for pair in pairs))
+    return [compression.decompress(one, pair[1]) for one, pair in zip(found, pairs)]
+
+
+@plain
+def reducescatter(tensor: Any, device_dense: str = "", compression: Any = Compression.none,
+                  op: Optional[ReduceOp] = Average, name: Optional[str] = None,
+                  process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
+                  postscale_factor: float = 1.0) -> tf.Tensor:
+    """grouped_reducescatter of one tensor."""
+    found, = grouped_reducescatter([tensor], "", compression, op, process_set, name,
+                                   prescale_factor, postscale_factor)
+    return found
+
+
+def _number(function: Callable[[], int], what: str) -> Callable[..., tf.Tensor]:
+    @plain
+    def tensor(*_: Any, **__: Any) -> tf.Tensor:
+        found, = call(lambda: [numpy.int32(function())], [], [tf.int32], [()])
+        return found
+    tensor.__name__ = f"{function.__name__}_op"
+    tensor.__doc__ = what
+    return tensor
+
+
+rank_op = _number(rank, "rank(), when the graph runs.")
+size_op = _number(size, "size(), when the graph runs.")
+local_rank_op = _number(local_rank, "local_rank(), when the graph runs.")
+local_size_op = _number(local_size, "local_size(), when the graph runs.")
+
+__all__ = ["allgather", "allreduce", "alltoall", "broadcast", "broadcast_", "grouped_allgather",
+           "grouped_allreduce", "grouped_reducescatter", "local_rank_op", "local_size_op",
+           "rank_op", "reducescatter", "size_op"]

@@ -1,0 +1,3 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovod.tensorflow, which gradus.tensorflow has."""
+from gradus.tensorflow import *  # noqa: F401,F403

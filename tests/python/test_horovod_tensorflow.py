@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovod.tensorflow by gradus-horovod, eagerly and inside of tf.function: what one process
+computes."""
+import pytest
+
+from conftest import SOURCE, pythons_with
+
+pytestmark = pytest.mark.long
+
+PROGRAM = '''
+import numpy as np
+import tensorflow as tf
+import horovod.tensorflow as hvd
+
+hvd.init()
+n, me = hvd.size(), hvd.rank()
+
+
+def of(rank, dtype=tf.float32, shape=(2, 3)):
+    """What a rank gives: small whole numbers, which every type adds exactly."""
+    return tf.cast(tf.reshape((tf.range(np.prod(shape)) + rank) % 3 + 1, shape), dtype)
+
+
+def every(*arguments):
+    return np.stack([tf.cast(of(rank, *arguments), tf.float64).numpy() for rank in range(n)])
+
+
+def same(what, found, expected):
+    found = np.asarray(found, "float64")
+    assert found.shape == np.shape(expected) and np.allclose(found, expected, rtol=1e-3), \\
+        (what, me, found, expected)
+
+
+def refused(words, call):
+    try:
+        call()
+    except Exception as error:
+        assert all(word in str(error) for word in words), str(error)
+    else:
+        raise AssertionError(("accepted", words))
+
+
+def reductions(how):
+    for dtype in (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64, tf.uint8):
+        for op, name in ((hvd.Sum, "sum"), (hvd.Max, "max"), (hvd.Min, "min"),
+                         (hvd.Product, "prod")):
+            found = how(lambda x: hvd.allreduce(x, op=op))(of(me, dtype))
+            assert found.dtype == dtype
+            same((name, dtype), found, getattr(np, name)(every(dtype), 0))
+    same("average", how(lambda x: hvd.allreduce(x, name="a"))(of(me)), every().mean(0))
+    same("scaled", how(lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0,
+                                               postscale_factor=0.5))(of(me)), every().sum(0))
+    same("zero", how(lambda x: hvd.allreduce(x, prescale_factor=0.0))(of(me)), np.zeros((2, 3)))
+    same("fp16", how(lambda x: hvd.allreduce(x, compression=hvd.Compression.fp16))(of(me)),
+         every().mean(0))
+    a, b = how(lambda x: hvd.grouped_allreduce([x, x[0] + 1], op=hvd.Sum))(of(me))
+    same("grouped", a, every().sum(0))
+    same("grouped", b, every()[:, 0].sum(0) + n)
+    same("adasum", how(lambda x: hvd.allreduce(x, op=hvd.Adasum))(tf.ones(3)), np.ones(3))
+    # Of one graph, in no order that the program gives.
+    sums = how(lambda x: [hvd.allreduce(x + part, op=hvd.Sum) for part in range(5)])(of(me))
+    for part, found in enumerate(sums):
+        same("several", found, every().sum(0) + part * n)
+
+
+def moves(how):
+    rows = [of(rank, tf.float32, (rank + 1, 2)).numpy() for rank in range(n)]
+    same("allgather", how(hvd.allgather)(rows[me]), np.concatenate(rows))
+    a, b = how(lambda x: hvd.grouped_allgather([x, x * 2]))(rows[me])
+    same("grouped", b, np.concatenate(rows) * 2)
+    same("broadcast", how(lambda x: hvd.broadcast(x, n - 1))(of(me)), every()[n - 1])
+    same("alltoall", how(hvd.alltoall)(tf.range(n) + 10 * me),
+         [10 * rank + me for rank in range(n)])
+    sends = [[rank + to for to in range(n)] for rank in range(n)]
+    found, came = how(lambda x: hvd.alltoall(x, sends[me]))(tf.fill([sum(sends[me])], me))
+    same("splits", came, [sends[rank][me] for rank in range(n)])
+    same("splits", found, np.repeat(np.arange(n), [sends[rank][me] for rank in range(n)]))
+    total = sum(of(rank, tf.float32, (n + 1, 2)).numpy() for rank in range(n))
+    mine = slice(0, 2) if me == 0 else slice(me + 1, me + 2)  # the first has one more
+    same("reducescatter", how(lambda x: hvd.reducescatter(x, op=hvd.Sum))(
+        of(me, tf.float32, (n + 1, 2))), total[mine])
+    same("size", how(lambda: hvd.size_op() * 10 + hvd.rank_op())(), n * 10 + me)
+    slices = tf.IndexedSlices(tf.ones([2, 3]), tf.constant([0, me + 1]), tf.constant([n + 1, 3]))
+    found = how(lambda x: tf.convert_to_tensor(hvd.allreduce(x)))(slices)
+    same("sparse", found, [[1] * 3] + [[1 / n] * 3] * n)
+
+
+def gradient(how, function, x, weights):
+    """Of the sum of function(x) * weights over x."""
+    def run(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = tf.reduce_sum(function(x) * weights)
+        return tape.gradient(total, x)
+    return how(run)(x)
+
+
+def gradients(how):
+    same("allreduce", gradient(how, lambda x: hvd.allreduce(x, op=hvd.Sum), of(me), of(me)),
+         every().sum(0))
+    same("allreduce", gradient(how, hvd.allreduce, of(me), of(me)), every().mean(0))
+    same("broadcast", gradient(how, lambda x: hvd.broadcast(x, 0), of(me), of(me)),
+         every().mean(0) if me == 0 else np.zeros((2, 3)))
+    rows = n * (n + 1) // 2
+    weights = np.stack([of(rank, tf.float32, (rows, 2)).numpy() for rank in range(n)])
+    first = me * (me + 1) // 2
+    same("allgather", gradient(how, hvd.allgather, of(me, tf.float32, (me + 1, 2)), weights[me]),
+         weights.mean(0)[first:first + me + 1])
+    same("alltoall", gradient(how, hvd.alltoall, tf.ones([n]), tf.range(n, dtype=tf.float32) + me),
+         [rank + me for rank in range(n)])
+    same("reducescatter", gradient(how, lambda x: hvd.reducescatter(x, op=hvd.Average),
+                                   tf.ones([n]), tf.constant([me + 1.0])), np.arange(n) + 1.0)
+    refused(["no gradient"],
+            lambda: gradient(how, lambda x: hvd.allreduce(x, op=hvd.Max), of(me), of(me)))
+
+
+def tapes():
+    """The loop of a script of TensorFlow 2: the weights are those of one process."""
+    data = tf.reshape(tf.sin(tf.range(36.0 * n)), [12 * n, 3])
+    wanted = tf.reduce_sum(data, 1, keepdims=True)
+    weights = tf.Variable(tf.fill([3, 1], float(me)))
+    table = tf.Variable(tf.fill([n + 1, 1], float(me)))
+    optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+
+    @tf.function
+    def step(x, y, first):
+        with tf.GradientTape() as tape:
+            rows = tf.gather(table, [0, me + 1])
+            loss = tf.reduce_mean((x @ weights - y) ** 2) + tf.reduce_sum(rows * [[1.0], [2.0]])
+        if first:
+            hvd.broadcast_variables([weights, table], root_rank=0)
+            return
+        tape = hvd.DistributedGradientTape(tape)
+        one, two = tape.gradient(loss, [weights, table])
+        assert isinstance(two, tf.IndexedSlices)
+        weights.assign_sub(0.1 * one)
+        table.scatter_sub(tf.IndexedSlices(0.1 * two.values, two.indices))
+
+    step(data[me::n], wanted[me::n], True)
+    same("broadcast_variables", weights, np.zeros((3, 1)))
+    alone = np.zeros((3, 1))
+    for _ in range(5):
+        step(data[me::n], wanted[me::n], False)
+        alone -= 0.1 * 2 / (12 * n) * data.numpy().T @ (data.numpy() @ alone - wanted.numpy())
+    same("tape", weights, alone)
+    same("sparse tape", table, [[-0.5]] + [[-1.0 / n]] * n)
+    with tf.GradientTape() as tape:  # eagerly, a gradient that is not there, and a nest
+        loss = tf.reduce_sum(weights * float(me + 1))
+    found = hvd.DistributedGradientTape(tape, op=hvd.Sum, sparse_as_dense=True).gradient(
+        loss, {"a": weights, "b": table})
+    assert found["b"] is None
+    same("nest", found["a"], np.full((3, 1), n * (n + 1) / 2))
+    assert hvd.broadcast_object(me, 0) == 0 and hvd.allgather_object(me) == list(range(n))
+    refused(["broadcast_variables"], lambda: hvd.broadcast_global_variables(0))
+
+
+def graphs():
+    """A program of TensorFlow 1."""
+    with tf.Graph().as_default():
+        x = tf.compat.v1.get_variable("x", initializer=float(me + 1))
+        optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5))
+        train = optimizer.minimize(x * float(me))
+        send = hvd.broadcast_global_variables(0)
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run(send)
+            session.run(train)
+            same("graph", session.run(x), 1.0 - 0.5 * (n - 1) / 2)
+
+
+def errors(how):
+    x = tf.ones([2 + (me == 1)])
+    refused(["allreduce.w", "rank 0", "[2]", "rank 1", "[3]"],
+            lambda: how(lambda x: hvd.allreduce(x, name="w"))(x))
+    kernel = tf.Variable(x, name="kernel")
+
+    def run():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(kernel * 2.0)
+        return hvd.DistributedGradientTape(tape).gradient(loss, [kernel])
+    refused(["rank 0", "[2]", "rank 1", "[3]", "kernel"], lambda: how(run)())
+    same("after", how(lambda x: hvd.allreduce(x, name="w", op=hvd.Sum))(tf.ones(2)), [n, n])
+    refused(["splits"], lambda: how(lambda x: hvd.alltoall(x, [1] * n + [1]))(tf.ones(2)))
+    refused(["without a dimension"], lambda: how(hvd.allgather)(tf.constant(1.0)))
+    refused(["none of the ranks"], lambda: how(lambda x: hvd.broadcast(x, n))(x))
+
+
+for how in (lambda function: function, tf.function):
+    for part in (reductions, moves, gradients, errors):
+        part(how)
+tapes()
+graphs()
+print("done", flush=True)
+'''
+
+
+@pytest.mark.parametrize("python", [one for one in pythons_with(
+    "tensorflow", "tensorflow-cpu of pip") if one.id != "here"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_horovod_tensorflow_is_what_one_process_computes(ranks, python, count):
+    ranks.python = python
+    ranks.environment["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    ranks.environment["PYTHONPATH"] += f":{SOURCE / 'python' / 'horovod'}"
+    assert ranks(count, PROGRAM, timeout=600) == [["done"]] * count
