@@ -77,14 +77,18 @@ def has(python, module):
         return False
 
 
+def named_pythons():
+    """The interpreters of GRADUS_PYTHONS."""
+    return [path for path in os.environ.get("GRADUS_PYTHONS", "").split(":") if path]
+
+
 def pythons_with(module, package):
     """Interpreters for a test: this one, and for the long tests those of GRADUS_PYTHONS (paths with
     colons between) that have the module; where there is none a skip that says so."""
     here = [] if has(sys.executable, module) else [pytest.mark.skip(
         f"{module} is not installed ({package})")]
     found = [pytest.param(sys.executable, id="here", marks=here)]
-    named = [path for path in os.environ.get("GRADUS_PYTHONS", "").split(":") if path]
-    others = [path for path in named if has(path, module)]
+    others = [path for path in named_pythons() if has(path, module)]
     found += [pytest.param(path, id=path, marks=pytest.mark.long) for path in others]
     if not others:
         found.append(pytest.param("", id="others", marks=[pytest.mark.long, pytest.mark.skip(

@@ -43,7 +43,8 @@ def test_wheel_installs_and_runs_the_lines_of_the_page(gradus, tmp_path):
     assert int(tag[1]) <= int(os.confstr("CS_GNU_LIBC_VERSION").split(".")[1])
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"gradus/libgradus.so", "gradus/bin/gradus", "gradus/py.typed", "gradus/jobs.py",
-            "gradus/ray.py", "gradus/spark.py"} <= names
+            "gradus/ray.py", "gradus/spark.py", "gradus/keras/callbacks.py",
+            "gradus/tensorflow/_ops.py"} <= names
     run(sys.executable, "-m", "venv", "--without-pip", "venv")
     python = tmp_path / "venv" / "bin" / "python3"
     run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", wheel)
