@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GradusJobs on a real node, where pods are containers: the bits are those of a run that nobody
+disturbed, whatever becomes of the pods. The scripts that start the node are no part of the project
+(GRADUS_KUBE, or shared/kube beside the source)."""
+import json
+import shutil
+import signal
+import subprocess
+
+import pytest
+
+from conftest import SOURCE, sha256_of, wait_until
+from test_submit_cluster import node  # noqa: F401: a fixture
+
+pytestmark = pytest.mark.long
+
+EPOCHS, EVAL_EVERY = 300, 300
+BASE = SOURCE / "deploy" / "base"
+IMAGE = "local.test/gradus:1"
+WAIT_S = 180
+
+
+def make_image(folder, program):
+    """The command, a shell, their libraries, each under its own path, and nothing else."""
+    found = {"/usr/bin/gradus": program, "/bin/sh": "/bin/sh"}
+    for one in (program, "/bin/sh"):
+        for line in subprocess.run(["ldd", one], check=True, capture_output=True,
+                                   text=True).stdout.splitlines():
+            found.update((word, word) for word in line.split() if word.startswith("/"))
+    for path, source in found.items():
+        target = folder / path.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, target)
+
+
+def ask(node, *words, text=None):
+    done = subprocess.run([node.script, "kubectl", *map(str, words)], env=node.environment,
+                          text=True, capture_output=True, input=text)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refusal(node, manifest):
+    done = subprocess.run([node.script, "kubectl", "create", "-f", "-"], env=node.environment,
+                          text=True, capture_output=True, input=json.dumps(manifest))
+    assert done.returncode != 0, done.stdout
+    return done.stderr
+
+
+@pytest.fixture
+def operator(gradus, node, tmp_path):  # noqa: F811
+    """With the rights of deploy/base and no others."""
+    make_image(tmp_path / "image", gradus.program)
+    assert node.run("image", IMAGE, tmp_path / "image").returncode == 0
+    ask(node, "apply", "--server-side", "-f", BASE / "gradusjobs.yaml", "-f", BASE / "role.yaml")
+    ask(node, "create", "namespace", "gradus")
+    ask(node, "-n", "gradus", "create", "serviceaccount", "gradus-operator")
+    ask(node, "create", "clusterrolebinding", "gradus-operator", "--clusterrole=gradus-operator",
+        "--serviceaccount=gradus:gradus-operator")
+    ask(node, "wait", "--for=condition=Established", "crd/gradusjobs.gradus.dev")
+    config = json.loads(ask(node, "config", "view", "--raw", "-o", "json"))
+    config["users"][0]["user"] = {
+        "token": ask(node, "-n", "gradus", "create", "token", "gradus-operator").strip()}
+    (tmp_path / "config").write_text(json.dumps(config))
+    process = node.gradus(gradus, "operator", "--kubeconfig", tmp_path / "config",
+                          "--enable-scheme", "gradusjob", "--leader-elect=false",
+                          "--metrics-bind-address", "0", "--health-probe-bind-address", "0",
+                          "--launch-agent-image", IMAGE)
+    yield process
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+
+
+def manifest_of(gradus, job, folder, **workers):
+    settings = json.loads(gradus.document("-np", 1, job).read_text())["job"]
+    del settings["output"], settings["checkpoint"]  # its folder is in the output
+    settings["data"]["file"] = "/gradus/output/digits.csv.gz"
+    return {"apiVersion": "gradus.dev/v1", "kind": "GradusJob", "metadata": {"name": "digits"},
+            "spec": {"workers": {"replicas": 3, "image": IMAGE, **workers},
+                     "job": settings, "checkpointVolume": {"hostPath": {"path": str(folder)}}}}
+
+
+def test_job_is_scaled_suspended_and_loses_pods(gradus, node, operator, job, undisturbed,
+                                                tmp_path):  # noqa: F811
+    output = tmp_path / "output"
+    output.mkdir()
+    shutil.copy(SOURCE / "examples/digits/digits.csv.gz", output)
+    manifest = manifest_of(gradus, job, output, maxReplicas=4)
+
+    def events(name):
+        metrics = output / "metrics.jsonl"
+        whole = metrics.read_text().rpartition("\n")[0] if metrics.exists() else ""
+        return [line for line in map(json.loads, whole.splitlines()) if line["event"] == name]
+
+    def wait_for(name, count):
+        wait_until(lambda: len(events(name)) >= count or events("end"), f"{count} {name}", WAIT_S)
+        assert not events("end"), "it was through before"
+
+    def patch(spec):
+        ask(node, "patch", "gradusjob", "digits", "--type=merge", "-p", json.dumps({"spec": spec}))
+
+    for spec, why in (({"command": ["a"]}, "must not be used with spec.job"),
+                      ({"workers": {"replicas": 5, "maxReplicas": 4}}, "at most maxReplicas"),
+                      ({"workers": {"replicas": 1, "minReplicas": 2}}, "at least minReplicas")):
+        assert why in refusal(node, {**manifest, "spec": {**manifest["spec"], **spec}})
+    ask(node, "create", "-f", "-", text=json.dumps(manifest))
+    wait_for("epoch", 1)
+    ask(node, "delete", "pod", "digits-worker-0", "--grace-period=1")
+    wait_for("recovered", 1)
+    ask(node, "scale", "gradusjob/digits", "--replicas=4")
+    wait_for("start", 2)
+    patch({"runPolicy": {"suspend": True}})
+    ask(node, "wait", "--for=condition=Suspended", "gradusjob/digits", f"--timeout={WAIT_S}s")
+    ask(node, "wait", "--for=delete", "pod", "-l", "training.kubeflow.org/job-name=digits",
+        f"--timeout={WAIT_S}s")
+    steps = [line["step"] for line in events("stopped")]
+    patch({"runPolicy": {"suspend": False}})
+    wait_for("start", 3)
+    ask(node, "wait", "--for=condition=Succeeded", "gradusjob/digits", f"--timeout={WAIT_S}s")
+    assert sha256_of(output) == undisturbed
+    starts = [(line["workers"], line["step"]) for line in events("start")]
+    assert starts == [(3, 0), (4, steps[0]), (4, steps[1])]
+    status = json.loads(ask(node, "get", "gradusjob", "digits", "-o", "json"))["status"]
+    assert status.get("restarts", 0) == 0, status
+    assert operator.poll() is None
+    ask(node, "delete", "gradusjob", "digits")
+    wait_until(lambda: "digits" not in ask(node, "get", "svc,secret,pod"), "the end of all", WAIT_S)
