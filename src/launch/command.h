@@ -12,7 +12,8 @@
  *   stdout, stderr ◄───────── OUTPUT 1, 2 ─────  what it writes
  *   its exit code  ◄─────────────  MESSAGE ────  it has ended; what it has put into the background
  *                                                lives on, as with sshd
- *   is gone       ────────────────────────────►  SIGTERM for the command, 5 s later SIGKILL
+ *   is gone       ────────────────────────────►  SIGTERM for the command; when it has ended, or 5 s
+ *                                                later, SIGKILL for all that stems from it
  */
 
 #include "base/log.h"

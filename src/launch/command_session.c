@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "launch/channel.h"
 #include "launch/command.h"
+#include "launch/process_tree.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -251,7 +252,7 @@ static void end_command(command_session *s)
         (void)poll(&signals, 1, (int)((until_us - gr_now_ns() / 1000) / 1000) + 1);
         take_signals(s);
     }
-    (void)kill(-s->child, SIGKILL); /* what is left of it */
+    gr_process_tree_end(0); /* what is left of it, in whatever session */
 }
 
 _Noreturn void gr_command_session(int fd, gr_tls *tls)
@@ -268,7 +269,7 @@ _Noreturn void gr_command_session(int fd, gr_tls *tls)
     }
     (void)close_range((unsigned)fd + 1, ~0U, 0);
     s->signal_fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (s->signal_fd < 0 || fcntl(fd, F_SETFD, FD_CLOEXEC) != 0 ||
+    if (gr_process_tree_adopt() != 0 || s->signal_fd < 0 || fcntl(fd, F_SETFD, FD_CLOEXEC) != 0 ||
         gr_channel_init(&s->channel, fd, fd, tls) != 0) {
         _exit(1);
     }

@@ -81,7 +81,7 @@ def test_command_that_does_not_read_ends_all_the_same(agent):
 
 def test_command_in_the_background_lives_on(agent, tmp_path):
     """As orted does it, which makes itself a daemon."""
-    script = "(setsid sh -c 'echo $$ > pid; exec sleep 1000') </dev/null >/dev/null 2>&1 & exit 0"
+    script = "setsid sh -c 'echo $$ > pid; exec sleep 1000' </dev/null >/dev/null 2>&1 & exit 0"
     assert agent.run("127.0.0.1", f"cd {tmp_path} && {script}").returncode == 0
     wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip(),
                "the background process")
@@ -92,16 +92,16 @@ def test_command_in_the_background_lives_on(agent, tmp_path):
 
 @pytest.mark.parametrize("who", ["caller", "agent"])
 def test_command_ends_with_its_caller_and_with_the_agent(agent, who):
-    caller = subprocess.Popen(agent.words("127.0.0.1", "echo $$; exec sleep 1000"),
-                              env=agent.environment, stdout=subprocess.PIPE, text=True,
-                              stderr=subprocess.PIPE)
-    pid = int(caller.stdout.readline())
-    assert is_alive(pid)
+    caller = subprocess.Popen(agent.words("127.0.0.1", "setsid -f sh -c 'echo $$; exec sleep 1000'; "
+                                          "echo $$; exec sleep 1000"), env=agent.environment,
+                              stdout=subprocess.PIPE, text=True, stderr=subprocess.PIPE)
+    pids = [int(caller.stdout.readline()) for _ in range(2)]  # one is in a session of its own
+    assert all(map(is_alive, pids))
     if who == "caller":
         caller.kill()
     else:
         agent.process.terminate()
-    wait_until(lambda: not is_alive(pid), "the command's end")
+    wait_until(lambda: not any(map(is_alive, pids)), "the command's end")
     said = caller.communicate(timeout=TIMEOUT_S)[1]
     assert who == "caller" or (caller.returncode == 255 and "the connection broke" in said)
 
