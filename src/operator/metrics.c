@@ -10,6 +10,14 @@ static const struct {
 } frameworks[] = {
     {"MPIJob", "mpi"}, {"PyTorchJob", "pytorch"}, {"TFJob", "tensorflow"}, {"GradusJob", "gradus"}};
 
+void gr_metrics_controller_name(const gr_operator_kind *kind, char name_out[GR_METRICS_NAME_BYTES])
+{
+    snprintf(name_out, GR_METRICS_NAME_BYTES, "%s-controller", kind->kind);
+    for (char *at = name_out; *at != '\0'; at++) {
+        *at = (char)tolower((unsigned char)*at);
+    }
+}
+
 void gr_metrics_head(FILE *out, const char *name, const char *type, const char *help)
 {
     fprintf(out, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
@@ -101,11 +109,8 @@ typedef enum queue_metric { DEPTH, ADDS, RETRIES, WAITS, LOOKS, UNFINISHED, LONG
 static void print_queue(FILE *out, const char *name, queue_metric what,
                         const gr_metrics_queue *queue)
 {
-    char label[64];
-    snprintf(label, sizeof label, "%s-controller", queue->kind->kind);
-    for (char *at = label; *at != '\0'; at++) {
-        *at = (char)tolower((unsigned char)*at);
-    }
+    char label[GR_METRICS_NAME_BYTES];
+    gr_metrics_controller_name(queue->kind, label);
     switch (what) {
     case WAITS:
         print_times(out, name, label, &queue->waits);

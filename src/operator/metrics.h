@@ -8,6 +8,9 @@
 
 #include <stdio.h>
 
+/* What training-operator calls the controller of a kind, "tfjob-controller". */
+enum { GR_METRICS_NAME_BYTES = 64 };
+void gr_metrics_controller_name(const gr_operator_kind *kind, char name_out[GR_METRICS_NAME_BYTES]);
 /* The lines above a metric: "# HELP", "# TYPE". */
 void gr_metrics_head(FILE *out, const char *name, const char *type, const char *help);
 /* Times in the buckets of client-go's queues: 10 ns, and ten times as long 11 times. */

@@ -11,10 +11,10 @@
 
 #include "base/fail.h"
 #include "base/hash.h"
+#include "operator/metrics.h"
 #include "operator/serve/serve_internal.h"
 #include "operator/serve/ssh_key.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
@@ -95,8 +95,8 @@ static char *print_readiness(void *arg, int *code_out)
 
 static void print_counter(FILE *out, const char *name, const char *help, uint64_t value)
 {
-    fprintf(out, "# HELP %s %s\n# TYPE %s counter\n%s %" PRIu64 "\n", name, help, name, name,
-            value);
+    gr_metrics_head(out, name, "counter", help);
+    fprintf(out, "%s %" PRIu64 "\n", name, value);
 }
 
 /* As client-go counts them; "<error>": no answer came. */
@@ -110,7 +110,7 @@ static void print_requests(const gr_serve *serve, FILE *out)
         gr_kube_add_counts(serve->lease_kube, &counts);
     }
     host = host != NULL ? host + 3 : serve->access->server;
-    fprintf(out, "# HELP %s Requests to the API server\n# TYPE %s counter\n", name, name);
+    gr_metrics_head(out, name, "counter", "Requests to the API server");
     for (int i = 0; i < counts.used; i++) {
         char code[16] = "<error>";
         if (counts.rows[i].code != 0) {
@@ -275,11 +275,8 @@ static gr_status start_events(gr_serve *serve, gr_diag *diag)
     gr_status status = GR_OK;
     for (size_t i = 0; serve->kinds[i] != NULL && status == GR_OK; i++) {
         /* As the operators name themselves whose place this one takes. */
-        char component[64];
-        snprintf(component, sizeof component, "%s-controller", serve->kinds[i]->kind);
-        for (char *at = component; *at != '\0'; at++) {
-            *at = (char)tolower((unsigned char)*at);
-        }
+        char component[GR_METRICS_NAME_BYTES];
+        gr_metrics_controller_name(serve->kinds[i], component);
         bool is_mpi_operators = serve->kinds[i] == &gr_mpijob_v2;
         gr_kube_events_options how = {.component =
                                           is_mpi_operators ? "mpi-job-controller" : component,
