@@ -10,6 +10,7 @@ import textwrap
 import pytest
 
 MODULE = '''
+import sys
 import gradus
 
 
@@ -22,6 +23,12 @@ def train(steps, report=True):
                 gradus.progress(step, steps, loss=loss)
         print("trained", flush=True)
         return comm.rank
+
+
+def loud(steps):
+    gradus.progress(1, steps, loss=1)
+    print("a word", file=sys.stderr)
+    gradus.progress(steps, steps, loss=0.2)
 
 
 def endless(steps):
@@ -130,7 +137,7 @@ print(shown[-1])
 
 
 def test_distribute_on_a_terminal_draws_one_line(words, tmp_path):
-    command, env = words("gradus.distribute(functions.train, (5,), workers=1)\n")
+    command, env = words("gradus.distribute(functions.loud, (5,), workers=1)\n")
     above, below = pty.openpty()
     process = subprocess.Popen(command, env=env, cwd=tmp_path, stdout=below, stderr=below)
     os.close(below)
@@ -142,7 +149,7 @@ def test_distribute_on_a_terminal_draws_one_line(words, tmp_path):
         os.close(above)
     assert process.wait() == 0, shown
     text = shown.decode()
-    assert "\r\033[K[0] trained" in text or text.startswith("[0] trained"), text
+    assert "1/5  loss 1\r\033[K[0] a word\r\n\r\033[K[####" in text, repr(text)
     assert re.search(r"\r\033\[K\[#{20}\] 5/5  loss 0\.2(  \S+ steps/s)?\r\n$", text), text
 
 
