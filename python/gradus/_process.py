@@ -18,8 +18,9 @@ from typing import Any, Callable, Dict, IO, List, Optional, Sequence
 _ERRORS = 40  # lines of stderr that are kept, for errors
 _LINES = 10000  # lines of both that are kept, for logs
 _MARK = "\x1egradus "  # in front of a report, which is JSON
-# Behind the rank that the launcher writes, and what the worker has begun to write.
-_REPORT = re.compile(r"(?:\[\d+\] )?([^\n]*?)" + _MARK + r"(\{.*\})\n")
+_RANK = r"\[\d+(?:@[^\]]*)?\] "  # what the launcher writes in front of a line
+# Behind the rank, and what the worker has begun to write.
+_REPORT = re.compile(f"(?:{_RANK})?([^\\n]*?){_MARK}(\\{{.*\\}})\\n")
 
 
 def report(**values: Any) -> None:
@@ -71,7 +72,7 @@ class Process:
 
     def _show(self, line: str, stream: str) -> None:
         if self._prefix is not None:
-            line = self._prefix + re.sub(r"^\[\d+\] ", "", line)
+            line = self._prefix + re.sub("^" + _RANK, "", line)
         self.lines.append(line)
         if stream == "stderr":
             self.errors.append(line)

@@ -177,6 +177,53 @@ def test_a_worker_fails(two, gradus):
     gradus.wait_for_nothing()
 
 
+TRAIN = """
+import sys
+from gradus import _process, jobs
+
+
+def train(word, bad):
+    import os
+    import socket
+    from gradus import _process
+    print(word, os.environ["RANK"], os.environ["WORLD_SIZE"], socket.gethostname(), flush=True)
+    _process.report(rank=int(os.environ["RANK"]))
+    if os.environ["RANK"] == str(bad):
+        raise KeyError("no such sample")
+
+
+flags, four = sys.argv[1:], {"number_of_workers": 4}
+jobs.train(train, {"word": "it's \\"quoted\\"\\n", "bad": -1}, four, flags=flags)
+try:
+    jobs.train(train, {"word": "again", "bad": 2}, four, flags=flags)
+except jobs.JobError as error:
+    print(error.peer, 'raise KeyError("no such sample")' in str(error))
+reports = []
+process = _process.Process(["gradus", "run", *flags, "--", sys.executable, "-c",
+                            "from gradus import _process; _process.report(hello=1)"],
+                           _process.environment(), on_report=reports.append)
+print(process.wait(), reports, list(process.lines))
+"""
+
+
+@pytest.mark.long
+def test_a_function_of_python_becomes_a_job_of_other_hosts(two, gradus):
+    (two.folder / "train.py").write_text(TRAIN)
+    path = f"{gradus.build}:{two.environment()['PATH']}"
+    env = two.environment() | {"PATH": path, "LIBGRADUS": gradus.library,
+                               "PYTHONPATH": str(gradus.source / "python")}
+    words = two.words(["-H", both(two), "--export", "PYTHONPATH,LIBGRADUS"])
+    at = words.index(gradus.program)
+    words[at:at + 2] = [sys.executable, "train.py"]
+    done = subprocess.run(words, env=env, cwd=two.folder, capture_output=True, text=True,
+                          timeout=2 * TIMEOUT_S, stdin=subprocess.DEVNULL, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if 'it\'s "quoted"' in line]
+    assert len(lines) == 4 and all(line.startswith("[") for line in lines), done.stdout
+    assert done.stdout.splitlines()[-2:] == ["2 True", f"0 {[{'hello': 1}] * 4} []"], done.stdout
+    assert "\x1e" not in done.stdout + done.stderr
+
+
 def test_a_worker_is_killed_and_the_others_go_on(two, gradus):
     for rank in range(4):
         os.mkfifo(two.folder / f"gate{rank}")
