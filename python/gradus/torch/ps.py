@@ -139,8 +139,8 @@ class Optimizer(torch.optim.Optimizer):
     state        what state_dict() gave: servers that do not have the tensors yet go on from there
 
     Raises the errors of Client, and InvalidError: another worker says something else (a parameter
-    of another size: the sentence has both). A worker that dies is started again under its number
-    and goes on with the others' step; where servers have replicas one of them may die.
+    of another size: the sentence has both). A worker that has died may be started again under its
+    number, and goes on with the others' step; where servers have replicas one of them may die.
 
     One thread at a time. Ctrl-C ends a wait; the next call of step() or zero_grad() first finishes
     what was begun."""
