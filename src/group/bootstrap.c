@@ -92,8 +92,8 @@ static gr_status fail_choice(const gr_group_config *config, gr_diag *diag)
     }
     if (launch->host[0] != '\0' && launch->port > 0) {
         snprintf(by_port, sizeof by_port,
-                 "give all ranks the same GRADUS_SECRET_FILE (`gradus secret` makes one), so that "
-                 "they meet at %.100s, port %d; or ",
+                 "give all ranks a GRADUS_SECRET_FILE with the same secret (`openssl rand -hex 32` "
+                 "makes one), so that they meet at %.100s, port %d; or ",
                  launch->host, launch->port);
     }
     return gr_fail(diag, GR_E_INVALID,
