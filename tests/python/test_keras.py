@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gradus.keras with each backend of Keras 3 and with tf-keras: what one process computes."""
+"""horovod.keras by gradus-horovod with each backend of Keras 3, and horovod.tensorflow.keras with
+tf-keras: what one process computes."""
 import pytest
 
-from conftest import Ranks, has, named_pythons
+from conftest import SOURCE, Ranks, has, named_pythons
 
 pytestmark = pytest.mark.long
 
@@ -11,7 +12,7 @@ import hashlib
 import os
 import sys
 import numpy as np
-import gradus.keras as hvd
+import HOROVOD as hvd
 from gradus.keras._framework import BACKEND, IS_3, keras, value_of
 
 hvd.init()
@@ -238,5 +239,8 @@ def test_keras_trains_as_one_process(gradus, tmp_path, kind, python, count):
         "KERAS_BACKEND": backend, "KERAS_HOME": str(tmp_path), "TF_CPP_MIN_LOG_LEVEL": "2",
         "TF_USE_LEGACY_KERAS": str(int(kind == "tf-keras")), "JAX_PLATFORMS": "cpu",
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
-    lines = ranks(count, PROGRAM, module, backend, tmp_path, timeout=600)
+    ranks.environment["PYTHONPATH"] += f":{SOURCE / 'python' / 'horovod'}"
+    program = PROGRAM.replace("HOROVOD", "horovod.tensorflow.keras" if kind == "tf-keras" else
+                              "horovod.keras")
+    lines = ranks(count, program, module, backend, tmp_path, timeout=600)
     assert [line[-1] for line in lines] == ["done"] * count
