@@ -5,7 +5,7 @@ from .._engine import HostsUpdatedInterrupt
 from .._objects import allgather_object, broadcast_object
 from .._world import *  # noqa: F401,F403
 from .._world import __all__ as _names_of_world
-from . import elastic, ps  # which are attributes of the package now, and not asked for
+from . import elastic, ps  # gradus.torch has no such names yet: the modules are loaded
 from ._compression import Compression
 from ._exact import ExactOptimizer
 from ._functions import broadcast_optimizer_state, broadcast_parameters
