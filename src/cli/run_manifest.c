@@ -18,7 +18,7 @@
 
 typedef struct manifest_options {
     const char *file, *space;
-    bool timestamps, dry_run;
+    bool timestamps, watch, dry_run;
 } manifest_options;
 
 #define AT(member) .offset = offsetof(manifest_options, member)
@@ -42,6 +42,11 @@ static const gr_config_field manifest_fields[] = {
      .type = GR_CONFIG_BOOL,
      AT(timestamps),
      .help = "the time of day in front of each line that a pod writes"},
+    {.flag = "--watch",
+     .type = GR_CONFIG_BOOL,
+     AT(watch),
+     .help = "apply what changes in FILE while the jobs run, as kubectl apply does (suspend, "
+             "replicas), and wait for jobs that are suspended"},
     {.flag = "--dry-run",
      .type = GR_CONFIG_BOOL,
      AT(dry_run),
@@ -295,11 +300,17 @@ static int print_report(const gr_local_report *report)
     }
     if (report->is_suspended) {
         fprintf(stderr, "gradus: a job waits suspended (suspend: true); nothing runs until that "
-                        "is taken out of the manifest\n");
+                        "is taken out of the manifest; a run with --watch waits for that\n");
     }
     return has_failed || report->signal_number != 0 ? GR_EXIT_FAILED
            : report->is_suspended                   ? GR_EXIT_RESUME
                                                     : GR_EXIT_DONE;
+}
+
+/* Of gr_local_config. */
+static gr_status read_again(void *read_arg, json_t *objects, gr_diag *diag)
+{
+    return read_objects(read_arg, objects, diag);
 }
 
 static int run(const gr_cli_line *line)
@@ -320,6 +331,8 @@ static int run(const gr_cli_line *line)
                          options->file != NULL ? options->file : "FILE");
     } else if (options->file == NULL) {
         status = gr_fail(&diag, GR_E_INVALID, "run -f needs a manifest: -f FILE");
+    } else if (options->watch && strcmp(options->file, "-") == 0) {
+        status = gr_fail(&diag, GR_E_INVALID, "run -f: --watch needs a file, not stdin");
     } else {
         status = objects != NULL ? read_objects(options, objects, &diag)
                                  : gr_fail(&diag, GR_E_NO_MEMORY, "no memory for the manifest");
@@ -327,7 +340,10 @@ static int run(const gr_cli_line *line)
     const gr_local_config config = {.objects = objects,
                                     .program = program,
                                     .environment = environ,
-                                    .timestamps = options->timestamps};
+                                    .timestamps = options->timestamps,
+                                    .watched = options->watch ? options->file : NULL,
+                                    .read = read_again,
+                                    .read_arg = line->options};
     if (status == GR_OK) {
         status = gr_local_run(&config, &report, &diag);
     }

@@ -371,11 +371,40 @@ def test_suspended_job_starts_nothing(gradus):
     assert done.stdout == "" and "waits suspended" in done.stderr
 
 
-def wait_for_line(process, text):
-    for line in process.stdout:
+def wait_for_line(process, text, pipe=None):
+    for line in pipe or process.stdout:
         if text in line:
             return
     pytest.fail(f"no line {text}: {process.stderr.read()}")
+
+
+@pytest.mark.parametrize("kind, api", [("PyTorchJob", V1), ("MPIJob", V2)])
+def test_watched_file_suspends_and_resumes(gradus, kind, api):
+    """A file that is wrong, or half written, changes nothing."""
+    program = ["sh", "-c", "[ -e up ] && exec echo again; echo >up; echo up; exec sleep 1000"]
+    roles = {"PyTorchJob": {"Master": program},
+             "MPIJob": {"Launcher": program, "Worker": None}}[kind]
+
+    def write(suspend):
+        (gradus.folder / "next.json").write_text(json.dumps(job(
+            kind, {name: role(kind, command) for name, command in roles.items()}, api,
+            runPolicy={"suspend": suspend})))
+        os.replace(gradus.folder / "next.json", gradus.folder / "job.json")
+
+    write(True)
+    process = gradus.start("run", "--watch", "-f", "job.json")
+    wait_for_line(process, f"{kind}Suspended", process.stderr)
+    write(False)
+    wait_for_line(process, "] up")
+    (gradus.folder / "job.json").write_text("{")
+    wait_for_line(process, "the jobs go on as they were", process.stderr)
+    write(True)
+    wait_for_line(process, f"{kind}Suspended", process.stderr)
+    wait_until(lambda: "gradus-pod" not in gradus.remains().values(), "the end of its pods")
+    write(False)
+    out, err = finish(process)
+    assert out.count("] again") == 1 and f"{kind}Succeeded" in err
+    assert not gradus.remains()
 
 
 TRAP = ["sh", "-c", "trap 'echo ended; exit 0' TERM; setsid sleep 1000 & echo ready; wait"]

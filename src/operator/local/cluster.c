@@ -16,6 +16,7 @@
 #include "launch/process_tree.h"
 #include "launch/signals.h"
 #include "operator/local/batch.h"
+#include "operator/local/file_watch.h"
 #include "operator/local/local_pod.h"
 #include "operator/object.h"
 #include "operator/serve/ssh_key.h"
@@ -47,8 +48,8 @@ typedef struct local_cluster {
     gr_status status; /* of what ended the run early */
     uv_loop_t loop;
     uv_timer_t timer;
-    uv_poll_t signals;
-    int signal_fd;
+    uv_poll_t signals, changes;
+    int signal_fd, change_fd; /* change_fd: -1: no file is watched */
     sigset_t signals_before;
     gr_controller *controller;
     gr_store *store;
@@ -345,7 +346,7 @@ static bool is_over(local_cluster *c)
         bool is_suspended = gr_object_holds(conditions, "Suspended");
         if (!is_gone && !gr_object_holds(conditions, "Succeeded") &&
             !gr_object_holds(conditions, "Failed")) {
-            if (!is_suspended) {
+            if (!is_suspended || c->config->watched != NULL) {
                 return false;
             }
             waits = true;
@@ -551,6 +552,93 @@ static void lost(void *event_arg)
     }
 }
 
+/* ---- The file that is watched ---------------------------------------------------------------- */
+/* The object as the file has it, but for what the cluster says of it. NULL: no memory. */
+static json_t *merge(const json_t *there, const json_t *object)
+{
+    json_t *next = json_deep_copy(object), *value;
+    static const char *const kept[] = {"metadata", "status"};
+    for (size_t i = 0; i < sizeof kept / sizeof kept[0] && next != NULL; i++) {
+        value = json_object_get(there, kept[i]);
+        if (value == NULL) {
+            (void)json_object_del(next, kept[i]);
+        } else if (json_object_set_new(next, kept[i], json_deep_copy(value)) != 0) {
+            json_decref(next);
+            next = NULL;
+        }
+    }
+    return next;
+}
+
+static void apply(local_cluster *c, const json_t *object)
+{
+    const char *kind = text_of(object, "kind"), *name = text_of(object, "metadata.name");
+    const json_t *answer, *there = gr_store_find(c->store, text_of(object, "apiVersion"), kind,
+                                                 text_of(object, "metadata.namespace"), name);
+    char sentence[600];
+    if (there == NULL) {
+        snprintf(sentence, sizeof sentence,
+                 "%.60s \"%.253s\" was not there when this run began, or has ended: it is left "
+                 "alone; start another run for it",
+                 kind, name);
+        note(c, sentence);
+        return;
+    }
+    json_t *next = merge(there, object);
+    if (next == NULL) {
+        stop(c, gr_fail(c->diag, GR_E_NO_MEMORY, "no memory for the objects of the jobs"));
+    } else if (!json_equal(next, there) &&
+               gr_store_ask(c->store, "update", next, &answer) == GR_API_OK) {
+        snprintf(sentence, sizeof sentence, "%.60s \"%.253s\" is changed", kind, name);
+        note(c, sentence);
+    }
+    json_decref(next);
+}
+
+static void hear_change(uv_poll_t *handle, int status, int events)
+{
+    (void)status;
+    (void)events;
+    local_cluster *c = handle->data;
+    gr_diag diag = {0};
+    size_t i;
+    const json_t *object;
+    if (!gr_file_watch_take(c->change_fd, c->config->watched) || c->is_stopping) {
+        return;
+    }
+    json_t *objects = json_array();
+    gr_store_set_time(c->store, wall_s());
+    if (objects == NULL || c->config->read(c->config->read_arg, objects, &diag) != GR_OK) {
+        char sentence[GR_DIAG_TEXT_BYTES + 100];
+        snprintf(sentence, sizeof sentence, "%s; the jobs go on as they were", diag.text);
+        note(c, sentence);
+    }
+    json_array_foreach(objects, i, object)
+    {
+        if (diag.text[0] == '\0') {
+            apply(c, object);
+        }
+    }
+    json_decref(objects);
+    pump(c);
+}
+
+static gr_status watch_file(local_cluster *c)
+{
+    const char *path = c->config->watched;
+    if (path == NULL) {
+        return GR_OK;
+    }
+    c->change_fd = gr_file_watch_open(path);
+    int error = c->change_fd < 0 ? uv_translate_sys_error(errno)
+                                 : uv_poll_init(&c->loop, &c->changes, c->change_fd);
+    c->changes.data = c;
+    error = error == 0 ? uv_poll_start(&c->changes, UV_READABLE, hear_change) : error;
+    return error == 0
+               ? GR_OK
+               : gr_fail(c->diag, GR_E_IO, "%s cannot be watched: %s", path, uv_strerror(error));
+}
+
 /* ---- Begin and end --------------------------------------------------------------------------- */
 static gr_status no_memory(local_cluster *c)
 {
@@ -701,6 +789,9 @@ static void close_loop(local_cluster *c)
     uv_walk(&c->loop, close_handle, NULL);
     (void)uv_run(&c->loop, UV_RUN_DEFAULT);
     close(c->signal_fd);
+    if (c->change_fd >= 0) {
+        close(c->change_fd);
+    }
     (void)uv_loop_close(&c->loop);
 }
 
@@ -726,6 +817,7 @@ gr_status gr_local_run(const gr_local_config *config, gr_local_report *report_ou
         return gr_fail(diag, GR_E_IO, "no loop of events: %s", uv_strerror(error));
     }
     c->config = config;
+    c->change_fd = -1;
     c->report = report_out;
     c->diag = diag;
     c->began_s = wall_s();
@@ -735,6 +827,9 @@ gr_status gr_local_run(const gr_local_config *config, gr_local_report *report_ou
     gr_status status = open_loop(c);
     if (status == GR_OK) {
         status = open_output(c);
+    }
+    if (status == GR_OK) {
+        status = watch_file(c);
     }
     if (status == GR_OK) {
         status = make_root(c);

@@ -15,6 +15,11 @@ typedef struct gr_local_config {
     const char *program;      /* this one, by its path: what stands for ssh and kubectl in pods */
     char *const *environment; /* pods begin with */
     bool timestamps;
+    /* While the jobs run, what this file holds is applied whenever it changes; jobs that are
+     * suspended are waited for. NULL: neither. */
+    const char *watched;
+    gr_status (*read)(void *read_arg, json_t *objects, gr_diag *diag); /* what it holds by now */
+    void *read_arg;
 } gr_local_config;
 
 typedef struct gr_local_report {
