@@ -287,8 +287,8 @@ static gr_status take_manifest(gr_submit *submit, const json_t *document, gr_dia
     const char *flag = submit->options.cluster.space;
     if (status == GR_OK && space != NULL && flag != NULL && strcmp(space, flag) != 0) {
         return gr_fail(diag, GR_E_INVALID,
-                       "%s: metadata.namespace is %.100s, and --namespace is %.100s", where, space,
-                       flag);
+                       "%s: metadata.namespace is %.100s, and --namespace is %.100s; leave one out",
+                       where, space, flag);
     }
     bool no_memory = false;
     if (status == GR_OK) {
@@ -320,7 +320,8 @@ static gr_status take_manifests(gr_submit *submit, json_t *documents, gr_diag *d
     bool follows = submit->options.follow || submit->options.wait;
     if (status == GR_OK && follows && json_array_size(submit->jobs) > 1) {
         status = gr_fail(diag, GR_E_INVALID,
-                         "submit: \"%s\" holds %zu jobs; --follow and --wait are for one",
+                         "submit: \"%s\" holds %zu jobs; --follow and --wait are for one: send "
+                         "them without, and gradus logs -f NAME follows each",
                          submit->path, json_array_size(submit->jobs));
     }
     return status;
@@ -341,7 +342,11 @@ static gr_status prepare(gr_submit *submit, int argc, char *const *argv, gr_diag
         status = gr_manifests_read(submit->path, &documents, diag);
     }
     if (status == GR_OK && submit->path != NULL && json_array_size(documents) == 0) {
-        status = gr_fail(diag, GR_E_INVALID, "%s is empty", submit->path);
+        status = gr_fail(diag, GR_E_INVALID,
+                         "submit: \"%s\" is empty; it may hold the manifests of jobs, or settings "
+                         "(gradus submit "
+                         "--help) for a command",
+                         submit->path);
     } else if (status == GR_OK && documents != NULL && is_manifest(documents)) {
         status = take_manifests(submit, documents, diag);
     } else if (status == GR_OK) {

@@ -128,7 +128,10 @@ static gr_status add_file(archive *to, int folder, const char *name, const char 
         size_t want = left < (int64_t)sizeof data ? (size_t)left : sizeof data;
         ssize_t got = read(fd, data, want);
         if (got <= 0) {
-            status = gr_fail(diag, GR_E_IO, "%.200s became shorter while it was read", path);
+            status = gr_fail(diag, GR_E_IO,
+                             "--code: %.200s became shorter while it was read; send the job again "
+                             "when nothing writes it",
+                             path);
         } else {
             status = deflate_all(to, data, (size_t)got, Z_NO_FLUSH, diag);
             left -= got;
@@ -238,9 +241,13 @@ static gr_status add_folder(archive *to, int folder, const char *path, int depth
     size_t count = 0;
     DIR *dir = depth < DEPTH_MAX ? fdopendir(folder) : NULL;
     if (dir == NULL) {
+        int error = depth < DEPTH_MAX ? errno : 0;
         close(folder);
-        return gr_fail(diag, GR_E_INVALID, "--code %.200s: folders are too deep at %.100s", to->top,
-                       path);
+        return error != 0 ? gr_fail_errno(diag, "read", path, error)
+                          : gr_fail(diag, GR_E_INVALID,
+                                    "--code %.200s: more than %d folders in each other at %.100s; "
+                                    "name the folder of the program alone",
+                                    to->top, DEPTH_MAX, path);
     }
     gr_status status = read_names(dir, &names, &count, diag);
     for (size_t i = 0; i < count && status == GR_OK; i++) {

@@ -124,7 +124,10 @@ static gr_status create(sending *s, gr_kube_resource resource, json_t *object, j
     if (name != NULL && uid != NULL && s->count < CREATED_MAX) {
         note_made(s, resource, name, uid);
     } else if (status == GR_OK) {
-        status = gr_fail(diag, GR_E_PROTOCOL, "the server tells no name of what it has made");
+        status = gr_fail(diag, GR_E_PROTOCOL,
+                         "the API server answered without name and uid of the %s that it has made; "
+                         "see gradus ls",
+                         gr_object_text(object, "kind"));
     }
     if (status == GR_OK && object_out != NULL) {
         *object_out = json_incref(answer);

@@ -175,6 +175,13 @@ def test_code_that_is_too_large_is_refused(api, cluster, tmp_path):
     assert pod["containers"][0]["workingDir"] == "/src" and not api.names(MAPS)
 
 
+def test_folders_without_end_are_refused(api, cluster, tmp_path):
+    (tmp_path / "/".join(["code"] + ["d"] * 32)).mkdir(parents=True)
+    refused(cluster("submit", "--image", "img", "--code", "code", "--", "true"),
+            "more than 32 folders in each other at d/d/", "name the folder of the program alone")
+    assert not api.requests
+
+
 def test_kinds_become_those_of_operators(api, cluster, program):
     submit(cluster, program, "--kind", "PyTorch", "--workers", 3, name="pt")
     roles = api.get(PYTORCH, "pt")["spec"]["pytorchReplicaSpecs"]
@@ -231,6 +238,13 @@ def test_manifest_is_checked_before_it_is_sent(api, cluster, tmp_path):
     refused(cluster("submit", "job.yaml"), "completions")
     assert len(api.requests) == count
     refused(cluster("submit", "job.yaml", "--", "true"), "has its command itself")
+    path.write_text(json.dumps({**good, "metadata": {"name": "pt", "namespace": "theirs"}}))
+    refused(cluster("submit", "job.yaml", "-n", "ours"),
+            "job.yaml:1: metadata.namespace is theirs, and --namespace is ours; leave one out")
+    path.write_text("")
+    refused(cluster("submit", "job.yaml", "--", "true"), '"job.yaml" is empty; it may hold')
+    path.write_text("\n---\n".join([json.dumps(good)] * 2))
+    refused(cluster("submit", "job.yaml", "--follow"), "holds 2 jobs", "gradus logs -f NAME")
 
 
 @pytest.mark.parametrize("flags, words", [
