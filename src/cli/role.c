@@ -16,7 +16,6 @@
 
 #include <gradus/comm.h>
 
-#include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -118,61 +117,18 @@ typedef struct task {
     char port[PORT_BYTES];
 } task;
 
-/* Any port on all addresses of this host, or the first one of the range that is free. -1: errno
- * tells why. */
-static int bind_port(int family, gr_ports ports)
-{
-    for (int port = ports.first; port <= ports.last; port++) {
-        struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
-        struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-        bool is_six = family == AF_INET6;
-        const struct sockaddr *at =
-            is_six ? (const struct sockaddr *)&six : (const struct sockaddr *)&four;
-        int fd = socket(family, SOCK_STREAM, 0), zero = 0;
-        if (fd < 0) {
-            return -1;
-        }
-        if (is_six) {
-            (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
-        }
-        if (bind(fd, at, is_six ? sizeof six : sizeof four) == 0) {
-            return fd;
-        }
-        int error = errno;
-        close(fd);
-        errno = error;
-        if (error != EADDRINUSE && error != EACCES) {
-            return -1;
-        }
-    }
-    return -1;
-}
-
-/* The socket goes along into the command: bound, but not listening, it keeps others from the port
- * and lets in who says SO_REUSEADDR, as servers do. */
+/* The socket goes along into the command. */
 static gr_status take_port(char text_out[PORT_BYTES], gr_diag *diag)
 {
     gr_ports ports;
+    uint16_t port = 0;
+    int fd;
     gr_status status = gr_ports_parse(getenv("GRADUS_PORTS"), &ports, diag);
-    if (status != GR_OK) {
-        return status;
+    if (status == GR_OK) {
+        status = gr_address_reserve(ports, &fd, &port, diag);
     }
-    int fd = bind_port(AF_INET6, ports), one = 1;
-    if (fd < 0 && errno != EADDRINUSE && errno != EACCES) {
-        fd = bind_port(AF_INET, ports); /* a host without IPv6 */
-    }
-    struct sockaddr_storage at;
-    socklen_t size = sizeof at;
-    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) != 0 ||
-        getsockname(fd, (struct sockaddr *)&at, &size) != 0) {
-        return gr_fail(diag, GR_E_IO,
-                       "there is no free port for this task%s: %s; --roles takes one for each",
-                       ports.first != 0 ? " in GRADUS_PORTS" : "", strerror(errno));
-    }
-    int port = at.ss_family == AF_INET6 ? ntohs(((struct sockaddr_in6 *)&at)->sin6_port)
-                                        : ntohs(((struct sockaddr_in *)&at)->sin_port);
     snprintf(text_out, PORT_BYTES, "%d", port);
-    return GR_OK;
+    return status;
 }
 
 /* "tcp:host:port" or "tcp:[host]:port"; false: no address of a network. */

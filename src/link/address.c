@@ -7,6 +7,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -61,8 +62,8 @@ static gr_status listen_unix(char address_out[GR_ADDRESS_BYTES], int *fd_out, gr
     return GR_OK;
 }
 
-/* A listener at `at`, on the first port of the range that is free. -1: errno tells why. */
-static int bind_tcp(const struct addrinfo *at, gr_ports ports)
+/* A socket at `at`, on the first port of the range that is free. -1: errno tells why. */
+static int bind_tcp(const struct addrinfo *at, gr_ports ports, bool listens)
 {
     struct sockaddr_storage to = {0};
     memcpy(&to, at->ai_addr, at->ai_addrlen);
@@ -78,10 +79,11 @@ static int bind_tcp(const struct addrinfo *at, gr_ports ports)
             ((struct sockaddr_in *)&to)->sin_port = htons((uint16_t)port);
         }
         /* Of a configured range each port is needed again right after a job has ended. */
-        if (port != 0) {
+        if (port != 0 && listens) {
             setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
         }
-        if (bind(fd, (struct sockaddr *)&to, at->ai_addrlen) == 0 && listen(fd, BACKLOG) == 0) {
+        if (bind(fd, (struct sockaddr *)&to, at->ai_addrlen) == 0 &&
+            (!listens || listen(fd, BACKLOG) == 0)) {
             return fd;
         }
         int error = errno;
@@ -99,7 +101,7 @@ static gr_status no_listener(const char *host, gr_ports ports, int error, gr_dia
     if (ports.first != 0 && (error == EADDRINUSE || error == EACCES)) {
         return gr_fail(diag, GR_E_IO,
                        "cannot listen on host \"%s\": no port of %u-%u (GRADUS_PORTS) is %s; each "
-                       "rank and the coordinator need one",
+                       "rank, each task of --roles and the coordinator need one",
                        host, ports.first, ports.last, error == EACCES ? "permitted" : "free");
     }
     return gr_fail(diag, GR_E_IO, "cannot listen on host \"%s\": %s", host, strerror(error));
@@ -118,7 +120,7 @@ static gr_status listen_tcp(const char *host, gr_ports ports, char address_out[G
     char numeric[HOST_BYTES], port[16];
     struct sockaddr_storage at;
     socklen_t size = sizeof at;
-    int fd = bind_tcp(found, ports);
+    int fd = bind_tcp(found, ports, true);
     freeaddrinfo(found);
     if (fd < 0 && all && (errno == EAFNOSUPPORT || errno == EADDRNOTAVAIL)) {
         return listen_tcp("0.0.0.0", ports, address_out, fd_out, diag); /* a host without IPv6 */
@@ -144,6 +146,34 @@ gr_status gr_address_listen(const char *host, gr_ports ports, char address_out[G
 {
     return host == NULL ? listen_unix(address_out, fd_out, diag)
                         : listen_tcp(host, ports, address_out, fd_out, diag);
+}
+
+gr_status gr_address_reserve(gr_ports ports, int *fd_out, uint16_t *port_out, gr_diag *diag)
+{
+    struct sockaddr_in6 six = {.sin6_family = AF_INET6};
+    struct sockaddr_in four = {.sin_family = AF_INET};
+    const struct addrinfo all[] = {
+        {.ai_family = AF_INET6, .ai_addr = (struct sockaddr *)&six, .ai_addrlen = sizeof six},
+        {.ai_family = AF_INET, .ai_addr = (struct sockaddr *)&four, .ai_addrlen = sizeof four}};
+    struct sockaddr_storage at;
+    socklen_t size = sizeof at;
+    int one = 1, fd = bind_tcp(&all[0], ports, false);
+    if (fd < 0 && (errno == EAFNOSUPPORT || errno == EADDRNOTAVAIL)) {
+        fd = bind_tcp(&all[1], ports, false); /* a host without IPv6 */
+    }
+    /* After bind: two that say so before it get the same port as long as none listens. */
+    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) != 0 ||
+        fcntl(fd, F_SETFD, 0) != 0 || getsockname(fd, (struct sockaddr *)&at, &size) != 0) {
+        int error = errno;
+        if (fd >= 0) {
+            close(fd);
+        }
+        return no_listener("*", ports, error, diag);
+    }
+    *port_out = at.ss_family == AF_INET6 ? ntohs(((struct sockaddr_in6 *)&at)->sin6_port)
+                                         : ntohs(((struct sockaddr_in *)&at)->sin_port);
+    *fd_out = fd;
+    return GR_OK;
 }
 
 gr_status gr_ports_parse(const char *text, gr_ports *ports_out, gr_diag *diag)

@@ -13,6 +13,10 @@
  * or under a random abstract name (host NULL), and its address. */
 gr_status gr_address_listen(const char *host, gr_ports ports, char address_out[GR_ADDRESS_BYTES],
                             int *fd_out, gr_diag *diag) GR_MUST_CHECK;
+/* Takes such a port on all addresses for a program that inherits the descriptor: nobody listens,
+ * and others do not get it, but for who says SO_REUSEADDR, as servers do. */
+gr_status gr_address_reserve(gr_ports ports, int *fd_out, uint16_t *port_out,
+                             gr_diag *diag) GR_MUST_CHECK;
 
 /* "40000-40100" or "40000"; NULL or "": any. GR_E_INVALID with a sentence. */
 gr_status gr_ports_parse(const char *text, gr_ports *ports_out, gr_diag *diag) GR_MUST_CHECK;

@@ -100,6 +100,10 @@ while len(os.listdir("met")) < 3:  # or the others end the parameter server
     config = json.loads(of_ranks(done.stdout)[0].partition(" ")[2])
     ports = {int(at.rpartition(":")[2]) for role in config["cluster"].values() for at in role}
     assert len(ports) == 3 and ports <= set(range(first, first + 21))
+    done = gradus("run", "--roles", "worker=2,ps=1", "--", "true",
+                  env={"GRADUS_PORTS": f"{first}-{first + 1}"})
+    assert done.returncode == 1 and (f"no port of {first}-{first + 1} (GRADUS_PORTS) is free; each "
+                                     "rank, each task of --roles and") in done.stderr, done.stderr
 
 
 def test_roles_worker_that_fails_ends_the_job(gradus, script):
