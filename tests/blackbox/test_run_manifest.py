@@ -12,6 +12,7 @@ import tempfile
 import pytest
 
 from conftest import TIMEOUT_S, finish, read_lines, wait_until
+from processes import children
 
 V1, V2 = "kubeflow.org/v1", "kubeflow.org/v2beta1"
 SPECS = {"PyTorchJob": ("pytorchReplicaSpecs", "pytorch"),
@@ -431,7 +432,7 @@ def test_signal_ends_the_wait_for_a_reader(gradus, size_bytes):
     (gradus.folder / "job.json").write_text(json.dumps(asked))
     process = gradus.start("run", "-f", "job.json")
     assert "x" in read_lines(process.stdout, 1)[0]
-    wait_until(lambda: "gradus-pod" not in gradus.remains().values(), "its end")
+    wait_until(lambda: not children(process.pid), "its end, and that it is known")
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=TIMEOUT_S) == 1
     assert not gradus.remains() and not list(gradus.folder.glob("gradus-run-*"))
