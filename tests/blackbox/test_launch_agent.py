@@ -92,8 +92,8 @@ def test_command_in_the_background_lives_on(agent, tmp_path):
 
 @pytest.mark.parametrize("who", ["caller", "agent"])
 def test_command_ends_with_its_caller_and_with_the_agent(agent, who):
-    caller = subprocess.Popen(agent.words("127.0.0.1", "setsid -f sh -c 'echo $$; exec sleep 1000'; "
-                                          "echo $$; exec sleep 1000"), env=agent.environment,
+    command = "setsid -f sh -c 'echo $$; exec sleep 1000'; echo $$; exec sleep 1000"
+    caller = subprocess.Popen(agent.words("127.0.0.1", command), env=agent.environment,
                               stdout=subprocess.PIPE, text=True, stderr=subprocess.PIPE)
     pids = [int(caller.stdout.readline()) for _ in range(2)]  # one is in a session of its own
     assert all(map(is_alive, pids))

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scripts that nobody here wrote, unchanged: each ends with the loss of its run over gloo.
 
-GRADUS_SCRIPTS names a folder with clones of their repositories, `horovod`, `pytorch-lightning` and
-`examples` (PyTorch's, which want accelerators: foreign_driver.py gives them the CPU);
-GRADUS_PYTHONS an interpreter that has torch, torchvision, lightning, accelerate and transformers."""
+GRADUS_SCRIPTS names a folder with clones of their repositories, `horovod`, `pytorch-lightning`
+and `examples` (PyTorch's, which want accelerators: foreign_driver.py gives them the CPU);
+GRADUS_PYTHONS an interpreter that has torch, torchvision, lightning, accelerate and transformers.
+"""
 import gzip
 import os
 import pathlib

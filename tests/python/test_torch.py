@@ -46,7 +46,8 @@ def test_torch_import_loads_the_backend_and_what_is_used(torch_ranks):
               "gradus.torch._ops" in sys.modules)
         from gradus.torch import *
         print(allreduce is gradus.torch.allreduce, elastic.run.__name__, monitored_barrier.__name__,
-              {"ProcessGroup", "allreduce"} <= set(dir(gradus.torch)), hasattr(gradus.torch, "none"))
+              {"ProcessGroup", "allreduce"} <= set(dir(gradus.torch)),
+              hasattr(gradus.torch, "none"))
         ''')
     assert lines == [["False False False", "True run monitored_barrier True False"]]
 
@@ -158,7 +159,8 @@ def test_torch_group_with_a_timeout_ends_an_operation_that_waits(torch_ranks):
 @pytest.fixture
 def installed(torch_ranks, tmp_path):
     """As pip leaves the package: with its entry points."""
-    if torch_ranks(1, "import torch; print(hasattr(torch, '_import_device_backends'))") != [["True"]]:
+    looks = torch_ranks(1, "import torch; print(hasattr(torch, '_import_device_backends'))")
+    if looks != [["True"]]:
         pytest.skip("torch before 2.5 looks for no entry points")
     text = (SOURCE / "python/pyproject.toml").read_text()
     entry = re.search(r"\[project\.entry-points\.\"(.*)\"\]\ngradus = \"(.*)\"", text)
