@@ -887,9 +887,9 @@ static void the_kernel_copies_where_that_is_faster(void **unused)
         assert_int_equal(gr_shm_coll_way_of(coll, large, 2, false, HUGE_VAL, true),
                          GR_SHM_COLL_WINDOWS);
     }
-    assert_int_equal(gr_shm_coll_way_of(GR_COLL_SCATTER, large, 2, false, 10, true),
+    assert_int_equal(gr_shm_coll_way_of(GR_COLL_SCATTER, large, 2, false, 5, true),
                      GR_SHM_COLL_KERNEL);
-    assert_int_equal(gr_shm_coll_way_of(GR_COLL_SCATTER, large / 8, 2, false, 10, true),
+    assert_int_equal(gr_shm_coll_way_of(GR_COLL_SCATTER, large / 8, 2, false, 5, true),
                      GR_SHM_COLL_WINDOWS);
 }
 

@@ -130,14 +130,14 @@ static const shm_tree *find_tree(const gr_shm_coll *shm, int shards)
 
 /* The most that a copy by the kernel may take, in plain copies, to be faster than windows, through
  * which each byte is copied two to four times: as both ways came out for two ranks, 32 KiB to
- * 16 MiB, where it took 10. A call costs as much as CALL_BYTES. */
+ * 4 MiB, where it took 5. A call costs as much as CALL_BYTES. */
 static double cost_limit(gr_coll coll, size_t most_bytes)
 {
     enum { CALL_BYTES = 32 << 10 };
     static const double limits[GR_COLL_COUNT] = {
-        [GR_COLL_ALLREDUCE] = 6,   [GR_COLL_REDUCE] = 3.3,  [GR_COLL_REDUCE_SCATTER] = 6.5,
-        [GR_COLL_BROADCAST] = 7.5, [GR_COLL_ALLGATHER] = 7, [GR_COLL_GATHER] = 7.5,
-        [GR_COLL_SCATTER] = 10.5,  [GR_COLL_ALLTOALL] = 8,
+        [GR_COLL_ALLREDUCE] = 3,   [GR_COLL_REDUCE] = 2.2,   [GR_COLL_REDUCE_SCATTER] = 4.3,
+        [GR_COLL_BROADCAST] = 4.5, [GR_COLL_ALLGATHER] = 5,  [GR_COLL_GATHER] = 4.6,
+        [GR_COLL_SCATTER] = 5.5,   [GR_COLL_ALLTOALL] = 3.1,
     };
     return limits[coll] * (double)most_bytes / (double)(most_bytes + CALL_BYTES);
 }
