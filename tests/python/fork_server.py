@@ -74,6 +74,16 @@ def become(words, environment, folder, descriptors):
     return lambda: exec(code, vars(main))
 
 
+def forget(sockets, events):
+    """In a forked process: an object that lived on would close what has its number by then."""
+    for key in events.get_map().values():
+        held = key.fileobj, *(key.data or ())
+        sockets += [one for one in held if isinstance(one, socket.socket)]
+    for one in sockets:
+        one.close()
+    events.close()
+
+
 def serve(name):
     """Returns, in a forked process, what this one is to run; None when stdin has ended."""
     listener = socket.socket(socket.AF_UNIX)
@@ -95,6 +105,7 @@ def serve(name):
                     continue
                 child = os.fork()
                 if child == 0:
+                    forget([connection], events)
                     return become(*request)
                 for descriptor in request[3]:
                     os.close(descriptor)

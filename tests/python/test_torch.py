@@ -156,6 +156,16 @@ def test_torch_group_with_a_timeout_ends_an_operation_that_waits(torch_ranks):
     assert lines[0][0].startswith("True")
 
 
+def test_ranks_keep_what_they_open(torch_ranks):
+    """They are forked by a process that has sockets of its own (fork_server.py)."""
+    assert torch_ranks(2, """
+        import gc, os, socket
+        opened = [socket.socket() for _ in range(64)]
+        gc.collect()
+        print(len([os.fstat(one.fileno()) for one in opened]))
+    """) == [["64"], ["64"]]
+
+
 @pytest.fixture
 def installed(torch_ranks, tmp_path):
     """As pip leaves the package: with its entry points."""
