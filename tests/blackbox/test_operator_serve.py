@@ -556,9 +556,12 @@ def test_token_that_is_wrong(api, tmp_path):
     assert "the token or certificate of" in said and "is wrong or has expired" in said
 
 
+ALL_KINDS = {"kubeflow.org/v2beta1/mpijobs", "kubeflow.org/v1/mpijobs", "kubeflow.org/v1/tfjobs",
+             "kubeflow.org/v1/pytorchjobs", "gradus.dev/v1/gradusjobs"}
+
+
 def test_kind_that_is_not_installed(api, config):
-    api.absent.update(f"kubeflow.org/{one}" for one in (
-        "v2beta1/mpijobs", "v1/mpijobs", "v1/tfjobs", "v1/pytorchjobs"))
+    api.absent.update(ALL_KINDS)
     assert "the cluster has no mpijobs of kubeflow.org/v2beta1" in refused(config)
     assert "the cluster has no mpijobs" in refused(config, "--enable-scheme", "mpijob.v2beta1")
     said = refused(config, "--enable-scheme", "xgboostjob")
@@ -576,10 +579,8 @@ def test_pod_group_that_is_not_installed(api, config, scheduler, group, who):
 
 
 def test_resources_that_are_installed_later_are_waited_for(api, cluster, config):
-    kinds = {f"kubeflow.org/{one}" for one in ("v2beta1/mpijobs", "v1/mpijobs", "v1/tfjobs",
-                                               "v1/pytorchjobs")}
     groups = "scheduling.volcano.sh/v1beta1/podgroups"
-    api.absent.update(kinds | {groups})
+    api.absent.update(ALL_KINDS | {groups})
     with Operator(config, "--gang-scheduling", "volcano") as operator:
         operator.wait_for("no mpijobs of kubeflow.org/v2beta1; .*; the operator waits for them")
         api.absent.clear()

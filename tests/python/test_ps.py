@@ -280,7 +280,7 @@ for kind, words_of_it, call in (
         (gradus.InvalidError, "192", lambda: gradus.ps.Client(worker=192)),
         (gradus.InvalidError, "0 elements", lambda: client.alloc(0)),
         (gradus.AuthError, "secret", lambda: gradus.ps.Client(worker=1, secret="ab" * 32)),
-        (gradus.InUseError, "3", lambda: gradus.ps.Client(worker=3)),
+        (gradus.InUseError, "of our rank already", lambda: gradus.ps.Client(worker=3)),
         (gradus.PeerLostError, "127.0.0.1:1: Connection refused",
          lambda: gradus.ps.Client(servers=["tcp:127.0.0.1:1"], worker=1))):
     error = refused(kind, call)

@@ -135,7 +135,7 @@ void gr_supervisor_moved(const gr_supervisor *supervisor)
 void gr_supervisor_leave_orphans(const gr_supervisor *supervisor)
 {
     const gr_job_message orphans = {.kind = GR_JOB_ORPHANS};
-    if (supervisor->config.launcher_fd >= 0) {
+    if (supervisor != NULL && supervisor->config.launcher_fd >= 0) {
         (void)gr_job_send(supervisor->config.launcher_fd, &orphans, NULL);
     }
 }

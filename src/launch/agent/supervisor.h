@@ -76,7 +76,7 @@ int gr_supervisor_start(gr_supervisor *supervisor, uv_loop_t *loop,
 /* The supervisor is another process from now on, this one (deputy.h): whoever speaks to it must
  * know. */
 void gr_supervisor_moved(const gr_supervisor *supervisor);
-/* The launcher is to end what an agent has left that another supervisor had started. */
+/* The launcher is to end what an agent has left that another supervisor had started. NULL ok. */
 void gr_supervisor_leave_orphans(const gr_supervisor *supervisor);
 /* Before the loop is closed, which must run once more. */
 void gr_supervisor_stop(gr_supervisor *supervisor);
