@@ -27,9 +27,9 @@ gr_status gr_manifest_refuse_kind(const char *where, const json_t *object, const
                                   const char *others, gr_diag *diag) GR_MUST_CHECK;
 
 /* The first look of an operator at a job that is in no cluster yet. Of `how` only what flags say is
- * given: its texts may be NULL, and without `ssh_key` keys are empty. A job that names no namespace
- * is seen in `space`. The caller ends the result. GR_E_INVALID, with a sentence that begins with
- * `where`: a kind, a field or a value that is wrong, or no name. GR_E_NO_MEMORY. */
+ * given: its texts may be NULL, and without `ssh_key` and `token` keys are empty. A job that names
+ * no namespace is seen in `space`. The caller ends the result. GR_E_INVALID, with a sentence that
+ * begins with `where`: a kind, a field or a value that is wrong, or no name. GR_E_NO_MEMORY. */
 gr_status gr_manifest_look(const char *where, const json_t *job, const char *space,
                            const gr_operator_view *how, gr_operator_result *result_out,
                            gr_diag *diag) GR_MUST_CHECK;

@@ -34,7 +34,7 @@ gr_status gr_manifest_refuse_kind(const char *where, const json_t *object, const
                    kind != NULL ? kind : "", version != NULL ? version : "", what, kinds, others);
 }
 
-/* A gr_operator_view's ssh_key. */
+/* A gr_operator_view's ssh_key and token. */
 static json_t *no_key(void *ssh_key_arg)
 {
     (void)ssh_key_arg;
@@ -90,7 +90,7 @@ gr_status gr_manifest_look(const char *where, const json_t *job, const char *spa
     view.cluster_domain = or_none(how->cluster_domain);
     view.gang_scheduler = or_none(how->gang_scheduler);
     view.ssh_key = how->ssh_key != NULL ? how->ssh_key : no_key;
-    view.job_secret = how->job_secret != NULL ? how->job_secret : no_key;
+    view.token = how->token != NULL ? how->token : no_key;
     gr_operator_result result = {0};
     gr_status status = no_memory ? gr_fail(diag, GR_E_NO_MEMORY, "no memory for the job")
                                  : kind->reconcile(&view, &result, diag);

@@ -87,8 +87,7 @@ static gr_status plan_job(const gr_operator_options *options, const json_t *docu
                                   .kubectl_delivery_image = options->kubectl_delivery_image,
                                   .launch_agent_image = options->launch_agent_image,
                                   .ssh_key = hidden_key,
-                                  .token = hidden_token,
-                                  .job_secret = hidden_token};
+                                  .token = hidden_token};
     const char *space = options->space != NULL ? options->space : "default";
     gr_operator_result result = {0};
     gr_manifest_where(options->file, document, where);

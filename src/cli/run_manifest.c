@@ -108,7 +108,7 @@ static gr_status check_job(const char *where, const json_t *job, gr_diag *diag)
 {
     gr_operator_result result = {0};
     gr_status status =
-        gr_manifest_look(where, job, "", &(gr_operator_view){.job = NULL}, &result, diag);
+        gr_manifest_look(where, job, "", &(gr_operator_view){.has_no_agents = true}, &result, diag);
     if (status == GR_OK && json_array_size(result.writes) == 0) {
         status = gr_fail(diag, GR_E_INVALID,
                          "%s: nothing is made for this job: another controller manages it "

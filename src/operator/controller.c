@@ -549,9 +549,8 @@ static gr_status look(gr_controller *c, gr_controller_job *job, int64_t wall_s, 
                              .ssh_key = c->config.ssh_key,
                              .token = c->config.token,
                              .ssh_key_arg = c->config.ssh_key_arg,
-                             .launch_agent_image = c->config.launch_agent_image,
-                             .job_secret = c->config.job_secret,
-                             .job_secret_arg = c->config.job_secret_arg};
+                             .has_no_agents = c->config.has_no_agents,
+                             .launch_agent_image = c->config.launch_agent_image};
     bool failed = object == NULL || objects == NULL ||
                   (job->obstacles != NULL && json_array_extend(objects, job->obstacles) != 0);
     gr_status status = failed ? gr_fail(diag, GR_E_NO_MEMORY, "no memory to look at a job")

@@ -34,9 +34,8 @@ typedef struct gr_controller_config {
     json_t *(*ssh_key)(void *ssh_key_arg);
     json_t *(*token)(void *ssh_key_arg);
     void *ssh_key_arg;
+    bool has_no_agents;
     const char *launch_agent_image;
-    json_t *(*job_secret)(void *job_secret_arg);
-    void *job_secret_arg;
     int jobs_at_once; /* of which writes are on their way */
 } gr_controller_config;
 

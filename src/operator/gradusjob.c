@@ -395,7 +395,7 @@ static void keep_secret(gr_training *t)
     t->look.no_memory |= name == NULL;
     if (name != NULL && gr_look_find_own(&t->look, "v1", "Secret", name) == NULL &&
         !t->look.is_stopped) {
-        gr_object_put(secret, "data", t->look.view->job_secret(t->look.view->job_secret_arg),
+        gr_object_put(secret, "data", t->look.view->token(t->look.view->ssh_key_arg),
                       &t->look.no_memory);
         gr_object_put_text(secret, "type", "Opaque", &t->look.no_memory);
         gr_look_write(&t->look, "create", json_incref(secret));

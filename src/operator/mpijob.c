@@ -312,7 +312,7 @@ static void look_at(gr_mpijob *m)
     m->launcher_is_worker = gr_object_true(job, "spec.runLauncherAsWorker");
     m->is_suspended = gr_object_true(job, "spec.runPolicy.suspend");
     const char *launch = gr_mpijob_launch(job);
-    m->by_agent = m->look.view->token != NULL && launch != NULL && strcmp(launch, "agent") == 0;
+    m->by_agent = !m->look.view->has_no_agents && launch != NULL && strcmp(launch, "agent") == 0;
     look(m);
     gr_look_write_status(&m->look);
 }

@@ -43,13 +43,11 @@ typedef struct gr_operator_view {
      * both in base64. Asked only where a Secret is to be written; NULL: none could be made. */
     json_t *(*ssh_key)(void *ssh_key_arg);
     void *ssh_key_arg;
-    /* Likewise {"token": 64 hexadecimal digits in base64}, by which launcher and agents of an
-     * MPIJob know each other. NULL: there are no agents, all jobs are launched by ssh. */
+    /* Likewise {"token": 64 hexadecimal digits in base64}, by which the workers of a GradusJob know
+     * each other, and the launcher of an MPIJob its agents. */
     json_t *(*token)(void *ssh_key_arg);
+    bool has_no_agents;             /* MPIJobs are launched by ssh, whatever they ask for */
     const char *launch_agent_image; /* whose init container brings gradus; NULL, "": none */
-    /* The data of a GradusJob's Secret, likewise: {"token": ...}. */
-    json_t *(*job_secret)(void *job_secret_arg);
-    void *job_secret_arg;
 } gr_operator_view;
 
 typedef struct gr_operator_result {

@@ -88,9 +88,7 @@ static inline gr_operator_view view_of(cluster *c)
                               .ssh_key = make_key,
                               .token = make_token,
                               .launch_agent_image = c->launch_agent_image,
-                              .ssh_key_arg = c,
-                              .job_secret = make_token,
-                              .job_secret_arg = c};
+                              .ssh_key_arg = c};
 }
 
 static inline void look(cluster *c)

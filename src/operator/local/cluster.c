@@ -701,7 +701,8 @@ static gr_status make_objects(local_cluster *c)
                                          .cluster_domain = "",
                                          .gang_scheduler = "",
                                          .ssh_key = no_key,
-                                         .job_secret = gr_job_token_make,
+                                         .token = gr_job_token_make,
+                                         .has_no_agents = true,
                                          .jobs_at_once = JOBS_AT_ONCE};
     gr_status status = choose_kinds(c);
     if (status == GR_OK) {

@@ -300,7 +300,6 @@ static gr_status start_controller(gr_serve *serve, gr_diag *diag)
         .ssh_key = gr_ssh_key_make,
         .token = gr_job_token_make,
         .launch_agent_image = options->launch_agent_image,
-        .job_secret = gr_job_token_make,
         .jobs_at_once = options->jobs_at_once};
     return gr_controller_create(&config, &serve->controller, diag);
 }
