@@ -67,7 +67,7 @@ def slow(find, over, parents_end):
                 is_over(pause_s)
                 used = cpu_time(pid)
                 os.kill(pid, signal.SIGCONT)
-                pause_s = min(1.04 * pause_s, 0.5)
+                pause_s = min(1.04 * pause_s, 0.25)
                 for _ in range(100):  # it may have to wait for a core, or for others
                     if cpu_time(pid) - used >= run_s or is_over(run_s):
                         break
