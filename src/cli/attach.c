@@ -72,13 +72,33 @@ static void pass_on(following *of, int signal_number)
     of->unsent = gr_process_signal(of->supervisor, signal_number) ? 0 : signal_number;
 }
 
+/* Has it the name of an agent, or of another process of the launcher's? Others were started by a
+ * worker, and may be left of an agent that was killed before we came to look. */
+static bool is_of_launcher(pid_t pid)
+{
+    static const char ours[] = "gradus-";
+    char path[64], name[sizeof ours] = "";
+    snprintf(path, sizeof path, "/proc/%d/comm", (int)pid);
+    FILE *file = fopen(path, "re");
+    if (file != NULL) {
+        (void)fgets(name, sizeof name, file);
+        fclose(file);
+    }
+    return strcmp(name, ours) == 0;
+}
+
 /* Those of the supervisor that was killed are ours now. */
 static void note_children(following *of, pid_t supervisor)
 {
     bool is_whole = false;
-    of->kept_count = gr_process_tree_children(of->kept, CHILDREN_MAX);
-    for (int i = 0; i < of->kept_count && of->kept_count < CHILDREN_MAX; i++) {
-        is_whole |= of->kept[i] == supervisor;
+    int count = gr_process_tree_children(of->kept, CHILDREN_MAX);
+    of->kept_count = 0;
+    for (int i = 0; i < count && count < CHILDREN_MAX; i++) {
+        bool is_supervisor = of->kept[i] == supervisor;
+        is_whole |= is_supervisor;
+        if (is_supervisor || is_of_launcher(of->kept[i])) {
+            of->kept[of->kept_count++] = of->kept[i];
+        }
     }
     of->kept_count = is_whole ? of->kept_count : 0;
 }

@@ -459,18 +459,24 @@ def test_lost_job_is_told_of(host, tmp_path):
 
 # ---- An agent is killed --------------------------------------------------------------------------
 
-@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("moved", ["", "takeover", "takeover that the launcher sees late"])
 def test_killed_agent_leaves_nothing(host, script, tmp_path, moved):
     """What its worker has started ends while the job runs, and only that; also after a takeover."""
     os.mkfifo(tmp_path / "told")
     launcher = host.start("run", "-np", 2, "--min-workers", 1, "--restarts", 1, "--no-prefix", "-H",
                           "localhost:1,127.0.0.1:1", "--", *script(PARENT), str(tmp_path / "told"))
     started = [line.split()[1:] for line in read_lines(launcher.stdout, 2)]
+    late = moved.endswith("late")
+    if late:
+        os.kill(launcher.pid, signal.SIGSTOP)
     if moved:
         kill_at_rest(host)
     victim = host.named("gradus-agent")[1]
     started.sort(key=lambda pids: int(pids[0]) in children(victim))
     os.kill(victim, signal.SIGKILL)
+    if late:
+        wait_until(lambda: int(started[1][0]) not in children(victim), "its end")
+        os.kill(launcher.pid, signal.SIGCONT)
     wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in started[1]), "the end")
     assert launcher.poll() is None and all(os.path.exists(f"/proc/{pid}") for pid in started[0])
     (tmp_path / "told").write_text("0\n")
