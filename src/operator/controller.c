@@ -533,7 +533,8 @@ static gr_status complete_look(gr_controller *c, gr_controller_job *job)
 static gr_status look(gr_controller *c, gr_controller_job *job, int64_t wall_s, gr_diag *diag)
 {
     char now[GR_TIME_BYTES];
-    gr_metrics_observe(&queue_of(c, job)->waits, c->now_us - job->due_us);
+    int64_t waited_us = job->due_us != GONE_US ? c->now_us - job->due_us : 0;
+    gr_metrics_observe(&queue_of(c, job)->waits, waited_us);
     job->began_us = c->now_us;
     gr_time_print(wall_s * US_PER_S, false, now);
     json_t *object = gr_cache_get(c->cache, job->group, job->resource, job->group->name);
