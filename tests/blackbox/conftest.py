@@ -219,6 +219,16 @@ def lines_of(output):
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
+def wait_for_event(output, event, count=1):
+    """Until a job has written so many such events of its training, or its end."""
+    metrics, wanted = output / "metrics.jsonl", f'"event":"{event}"'
+
+    def is_there():
+        told = metrics.read_text() if metrics.exists() else ""
+        return told.count(wanted) >= count or '"event":"end"' in told
+    wait_until(is_there, f"{count} {event}")
+
+
 def sha256_of(output):
     """Of the weights that it ended with."""
     return lines_of(output)[-1]["weights_sha256"]

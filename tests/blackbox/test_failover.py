@@ -6,7 +6,8 @@ import signal
 import socket
 
 import pytest
-from conftest import TIMEOUT_S, cases, is_sanitized, lines_of, read_lines, sha256_of, wait_until
+from conftest import (TIMEOUT_S, cases, is_sanitized, lines_of, read_lines, sha256_of,
+                      wait_for_event)
 
 EPOCHS = 12 if is_sanitized() else 40
 RANKS = 4
@@ -28,14 +29,7 @@ class Job:
                       for rank in range(RANKS)]
 
     def wait_for(self, event, count=1):
-        """Until so many such events are told of, or the job has ended."""
-        metrics = self.output / "metrics.jsonl"
-        wanted = f'"event":"{event}"'
-
-        def is_there():
-            told = metrics.read_text() if metrics.exists() else ""
-            return told.count(wanted) >= count or '"event":"end"' in told
-        wait_until(is_there, f"{count} {event}")
+        wait_for_event(self.output, event, count)
 
     def kill(self, *victims):
         for victim in victims:

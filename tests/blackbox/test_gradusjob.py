@@ -8,7 +8,7 @@ import pathlib
 import signal
 
 import pytest
-from conftest import cases, is_sanitized, lines_of, sha256_of, wait_until
+from conftest import cases, is_sanitized, lines_of, sha256_of, wait_for_event
 
 EPOCHS = 12 if is_sanitized() else 20
 WORKERS = 4
@@ -30,14 +30,7 @@ class Run:
         self.process = gradus.start("run", "-f", "job.json", env={"OMP_NUM_THREADS": "1"})
 
     def wait_for(self, event, count=1):
-        """Until so many such events are told of, or the job has ended."""
-        metrics = self.output / "metrics.jsonl"
-        wanted = f'"event":"{event}"'
-
-        def is_there():
-            told = metrics.read_text() if metrics.exists() else ""
-            return told.count(wanted) >= count or '"event":"end"' in told
-        wait_until(is_there, f"{count} {event}")
+        wait_for_event(self.output, event, count)
 
     def signal_worker(self, rank, number):
         for pid in self.gradus.remains():
