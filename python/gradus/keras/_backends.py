@@ -1,46 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gradients of a step over all ranks, for each backend of Keras."""
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, Sequence
 
 import numpy
 
+from .._compression import HalfCompressor, NoneCompressor
 from .._engine import HorovodInternalError
 from .._gradients import Reduction, exchange, part_of
 from ._framework import BACKEND
 
 
-class _JaxCompressor:
-    """Programs may derive their own."""
-
-    @staticmethod
-    def compress(tensor: Any) -> Tuple[Any, Any]:
-        """Returns what travels, and what decompress needs besides."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Any, context: Any) -> Any:
-        """Returns the tensor as it was before compress."""
-        return tensor
-
-
-class _JaxFP16Compressor(_JaxCompressor):
+class _JaxFP16Compressor(HalfCompressor):
     """Floating-point numbers travel with 16 bits, and are summed so."""
 
     @staticmethod
-    def compress(tensor: Any) -> Tuple[Any, Any]:
+    def halve(tensor: Any) -> Any:
         from jax import numpy as jnp
-        floats = jnp.issubdtype(tensor.dtype, jnp.floating)
-        return (tensor.astype("float16") if floats else tensor), tensor.dtype
+        return tensor.astype("float16") if jnp.issubdtype(tensor.dtype, jnp.floating) else tensor
 
     @staticmethod
-    def decompress(tensor: Any, context: Any) -> Any:
-        return tensor.astype(context)
+    def cast(tensor: Any, dtype: Any) -> Any:
+        return tensor.astype(dtype)
 
 
 class _JaxCompression:
     """The compressors."""
 
-    none = _JaxCompressor
+    none = NoneCompressor
     fp16 = _JaxFP16Compressor
 
 

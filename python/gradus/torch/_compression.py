@@ -1,46 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """What gradients travel as."""
-from typing import Any, Tuple
-
 import torch
 
-
-class Compressor:
-    """Programs may derive their own."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> Tuple[torch.Tensor, Any]:
-        """Returns what travels, and what decompress needs besides."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
-        """Returns the tensor as it was before compress."""
-        raise NotImplementedError
+from .._compression import HalfCompressor, NoneCompressor
 
 
-class NoneCompressor(Compressor):
-    """Tensors travel as they are."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> Tuple[torch.Tensor, Any]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
-        return tensor
-
-
-class FP16Compressor(Compressor):
+class FP16Compressor(HalfCompressor):
     """Floating-point numbers travel with 16 bits, and are summed so."""
 
     @staticmethod
-    def compress(tensor: torch.Tensor) -> Tuple[torch.Tensor, Any]:
-        return (tensor.half() if tensor.is_floating_point() else tensor), tensor.dtype
+    def halve(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.half() if tensor.is_floating_point() else tensor
 
     @staticmethod
-    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
-        return tensor.to(context)
+    def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return tensor.to(dtype)
 
 
 class Compression:
