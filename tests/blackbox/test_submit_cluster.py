@@ -2,6 +2,7 @@
 """`gradus submit` on a real control plane, and on a real node where one can be started: there pods
 are containers that run. The scripts that start them are no part of the project (GRADUS_KUBE, or
 shared/kube beside the source)."""
+import contextlib
 import fcntl
 import json
 import os
@@ -19,18 +20,28 @@ pytestmark = pytest.mark.long
 
 NAMESPACE = pathlib.Path("/run/netns/kubekit")  # of the network that the node's script makes
 LOCK = "/run/gradus-test-node.lock"  # of whoever has it: a second node would take down the first
+# Writes so many lines, waits for SIGUSR1 where half of them are written if it is told so, and ends
+# with a code.
 PROGRAM = """
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
+#include <string.h>
 int main(int argc, char **argv)
 {
-    for (int i = 0; i < atoi(argv[1]); i++) {
+    int count = atoi(argv[1]), number;
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &signals, NULL);
+    for (int i = 0; i < count; i++) {
+        if (argc > 3 && strcmp(argv[3], "waits") == 0 && i == count / 2) {
+            sigwait(&signals, &number);
+        }
         printf("line %d of rank %s of %s\\n", i, getenv("RANK"), getenv("WORLD_SIZE"));
         fflush(stdout);
-        usleep((unsigned)atoi(argv[2]));
     }
-    return argc > 3 ? atoi(argv[3]) : 0;
+    return atoi(argv[2]);
 }
 """
 
@@ -110,7 +121,7 @@ def finish(process, code):
 
 def test_program_runs_on_the_cluster_by_one_command(gradus, node, program):
     process = node.gradus(gradus, "submit", "--follow", *IMAGE, "--workers", 3, "--name", "quick",
-                          "--", program, 4, 1000)
+                          "--", program, 4, 0)
     out, _ = finish(process, 0)
     assert sorted(out.splitlines()) == sorted(f"[{rank}] line {i} of rank {rank} of 3"
                                               for rank in range(3) for i in range(4))
@@ -123,16 +134,31 @@ def test_program_runs_on_the_cluster_by_one_command(gradus, node, program):
 
 def test_exit_code_is_that_of_the_job(gradus, node, program):
     process = node.gradus(gradus, "submit", "--follow", *IMAGE, "--name", "bad", "--", program, 1,
-                          0, 3)
+                          3)
     out, err = finish(process, 1)
     assert out == "[0] line 0 of rank 0 of 1\n" and "failed with exit code 3" in err
 
 
+def waiting_programs():
+    """Those in pods: their processes are this host's as well."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if words[0].endswith(b"quick-program") and b"waits" in words:
+                found.append(int(path.parent.name))
+    return found
+
+
 def test_no_line_is_lost_when_the_server_is_killed(gradus, node, program):
     process = node.gradus(gradus, "submit", "--follow", *IMAGE, "--name", "long", "--workers", 2,
-                          "--", program, 1000, 20000)
+                          "--", program, 1000, 0, "waits")
     lines = read_lines(process.stdout, 100)
     node.kill_server()
+    waiting = waiting_programs()
+    assert len(waiting) == 2
+    for pid in waiting:
+        os.kill(pid, signal.SIGUSR1)
     out, _ = finish(process, 0)
     lines += out.splitlines()
     for rank in range(2):
@@ -143,7 +169,7 @@ def test_no_line_is_lost_when_the_server_is_killed(gradus, node, program):
 def test_job_is_sent_and_awaited_without_a_node_that_runs_anything(gradus, control_plane, program):
     gradus.settings["KUBECONFIG"] = str(control_plane.kubeconfig)
     process = gradus.start("submit", "-n", "team", *IMAGE, "--workers", 2, "--name", "fake",
-                           "--wait", "--", program, 1, 1)
+                           "--wait", "--", program, 1, 0)
     pods = ["-n", "team", "get", "pods", "-l", "job-name=fake", "-o", "name"]
     wait_until(lambda: len(control_plane.kubectl(*pods).split()) == 2, "its pods")
     control_plane.kubectl("-n", "team", "annotate", "pods", "-l", "job-name=fake",
@@ -161,7 +187,7 @@ def test_kinds_of_operators_are_as_the_server_wants_them(gradus, control_plane, 
 
     def submit(kind, *flags):
         return gradus("submit", "-n", "team", *IMAGE, "--kind", kind, "--workers", 3, "--name",
-                      kind.lower(), "-e", "A=b", "--memory", "1Gi", *flags, "--", program, 1, 1)
+                      kind.lower(), "-e", "A=b", "--memory", "1Gi", *flags, "--", program, 1, 0)
 
     done = submit("MPI")
     assert done.returncode == 2 and "no operator for it is installed" in done.stderr
