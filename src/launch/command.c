@@ -117,7 +117,10 @@ static bool write_whole(int fd, const uint8_t *data, size_t size_bytes)
 {
     while (size_bytes > 0) {
         ssize_t put = write(fd, data, size_bytes);
-        if (put < 0 && errno != EINTR) {
+        if (put < 0 && errno == EAGAIN) { /* whoever gave us the descriptor made it so */
+            struct pollfd out = {.fd = fd, .events = POLLOUT};
+            (void)poll(&out, 1, -1);
+        } else if (put < 0 && errno != EINTR) {
             return false;
         }
         data += put > 0 ? put : 0;

@@ -189,7 +189,8 @@ static void turn(command_session *s, int64_t until_us)
     bool room = gr_channel_has_room(channel), listens = s->input_bytes == 0;
     struct pollfd polls[] = {
         {.fd = channel->in_fd,
-         .events = (short)((listens ? POLLIN : 0) | (gr_channel_holds(channel) ? POLLOUT : 0))},
+         .events = (short)(POLLRDHUP | (listens ? POLLIN : 0) |
+                           (gr_channel_holds(channel) ? POLLOUT : 0))},
         {.fd = s->signal_fd, .events = POLLIN},
         {.fd = s->input_bytes > 0 ? s->ends[0] : -1, .events = POLLOUT},
         {.fd = room ? s->ends[1] : -1, .events = POLLIN},
@@ -214,13 +215,10 @@ static void turn(command_session *s, int64_t until_us)
             (void)read_output(s, i);
         }
     }
-    if (polls[0].revents != 0 || more) {
-        int error = listens ? gr_channel_fill(channel) : 0;
-        bool is_gone = (error != 0 && error != EAGAIN) || (polls[0].revents & POLLERR) != 0;
-        s->is_dropped |= is_gone || !take_packets(s);
-    } else if (listens && channel->in_used > 0) {
-        s->is_dropped |= !take_packets(s); /* what waited behind input */
-    }
+    int error = listens && (polls[0].revents != 0 || more) ? gr_channel_fill(channel) : 0;
+    bool is_gone =
+        (error != 0 && error != EAGAIN) || (polls[0].revents & (POLLERR | POLLRDHUP)) != 0;
+    s->is_dropped |= is_gone || !take_packets(s); /* also what waited behind input */
 }
 
 /* What it has written, then its code. */
@@ -228,7 +226,9 @@ static void tell_end(command_session *s)
 {
     bool is_told = false, is_empty = false;
     while (!s->is_dropped && !(is_told && !gr_channel_holds(&s->channel))) {
-        struct pollfd out = {.fd = s->channel.out_fd, .events = POLLOUT};
+        struct pollfd polls[] = {{.fd = s->channel.out_fd, .events = POLLOUT},
+                                 {.fd = s->signal_fd, .events = POLLIN}};
+        take_signals(s);
         if (!is_empty) {
             bool more = read_output(s, 1);
             is_empty = !(read_output(s, 2) || more);
@@ -237,8 +237,25 @@ static void tell_end(command_session *s)
         }
         s->is_dropped |= gr_channel_flush(&s->channel) != 0;
         if (!s->is_dropped && gr_channel_holds(&s->channel)) {
-            (void)poll(&out, 1, GRACE_US / 1000);
+            (void)poll(polls, 2, GRACE_US / 1000);
         }
+    }
+}
+
+/* Closed with input unread the connection would be reset, and what was told be lost. */
+static void wait_for_close(command_session *s)
+{
+    const int64_t until_us = gr_now_ns() / 1000 + GRACE_US;
+    int64_t left_us = GRACE_US;
+    ssize_t got = 1;
+    while (!s->is_dropped && left_us > 0 &&
+           (got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR)))) {
+        struct pollfd polls[] = {{.fd = s->channel.in_fd, .events = POLLIN},
+                                 {.fd = s->signal_fd, .events = POLLIN}};
+        (void)poll(polls, 2, (int)(left_us / 1000) + 1);
+        take_signals(s);
+        got = read(s->channel.in_fd, s->input, sizeof s->input); /* nobody wants it */
+        left_us = until_us - gr_now_ns() / 1000;
     }
 }
 
@@ -283,6 +300,7 @@ _Noreturn void gr_command_session(int fd, gr_tls *tls)
     }
     if (s->has_ended) {
         tell_end(s);
+        wait_for_close(s);
     } else if (s->child > 0) {
         end_command(s);
     }

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gradus agent --listen` and `gradus rsh`, which take the places of sshd and ssh for launchers of
 MPI."""
+import contextlib
 import os
 import re
 import secrets
@@ -60,6 +61,45 @@ def test_command_has_stdin_stdout_stderr_and_exit_code(agent):
     assert (done.returncode, done.stdout, done.stderr) == (7, b"some bytes\n", b"two  words\n")
     assert agent.run("127.0.0.1", "kill -9 $$").returncode == 128 + signal.SIGKILL
     assert agent.run("127.0.0.1", "no-such-program").returncode == 127
+
+
+@pytest.mark.parametrize("bytes_", [10, 70_000, 1_000_000])
+def test_command_that_reads_late_gets_all_input_and_its_end(agent, bytes_):
+    done = agent.run("127.0.0.1", "echo begun >&2; read first; wc -c",
+                     input=b"\n" + bytes(bytes_))
+    assert (done.returncode, done.stdout.strip()) == (0, b"%d" % bytes_), done
+
+
+def test_command_need_not_read_its_input(agent):
+    """What it has written and its code come all the same, however much is sent to it."""
+    for _ in range(20):
+        done = agent.run("127.0.0.1", "head -c 3; exit 5", input=b"abc" + bytes(500_000))
+        assert (done.returncode, done.stdout) == (5, b"abc"), done
+
+
+def test_command_that_does_not_read_ends_with_its_caller(agent):
+    caller = subprocess.Popen(agent.words("127.0.0.1", "echo $$; exec sleep 1000"),
+                              env=agent.environment, stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, text=True)
+    pid = int(caller.stdout.readline())
+    os.set_blocking(caller.stdin.fileno(), False)
+    sent = 0
+    with contextlib.suppress(BlockingIOError):
+        while sent < 1 << 26:  # until nobody takes any more
+            sent += os.write(caller.stdin.fileno(), bytes(4096))
+    caller.kill()
+    caller.communicate()
+    wait_until(lambda: not is_alive(pid), "its end")
+
+
+def test_agent_ends_while_nobody_takes_output(agent):
+    caller = subprocess.Popen(agent.words("127.0.0.1", "yes & exit 0"), env=agent.environment,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    assert caller.stdout.readline() == "y\n"
+    agent.process.terminate()
+    assert agent.process.wait(TIMEOUT_S) == 0
+    caller.kill()
+    caller.communicate()
 
 
 def test_command_has_environment_of_agent_without_the_token(agent):
