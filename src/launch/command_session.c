@@ -187,14 +187,13 @@ static void turn(command_session *s, int64_t until_us)
         return;
     }
     bool room = gr_channel_has_room(channel), listens = s->input_bytes == 0;
-    struct pollfd polls[] = {
-        {.fd = channel->in_fd,
-         .events = (short)(POLLRDHUP | (listens ? POLLIN : 0) |
-                           (gr_channel_holds(channel) ? POLLOUT : 0))},
-        {.fd = s->signal_fd, .events = POLLIN},
-        {.fd = s->input_bytes > 0 ? s->ends[0] : -1, .events = POLLOUT},
-        {.fd = room ? s->ends[1] : -1, .events = POLLIN},
-        {.fd = room ? s->ends[2] : -1, .events = POLLIN}};
+    struct pollfd polls[] = {{.fd = channel->in_fd,
+                              .events = (short)(POLLRDHUP | (listens ? POLLIN : 0) |
+                                                (gr_channel_holds(channel) ? POLLOUT : 0))},
+                             {.fd = s->signal_fd, .events = POLLIN},
+                             {.fd = s->input_bytes > 0 ? s->ends[0] : -1, .events = POLLOUT},
+                             {.fd = room ? s->ends[1] : -1, .events = POLLIN},
+                             {.fd = room ? s->ends[2] : -1, .events = POLLIN}};
     bool more = channel->more && listens;
     int64_t left_us = until_us - gr_now_ns() / 1000;
     int wait_ms = more                   ? 0

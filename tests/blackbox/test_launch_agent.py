@@ -92,10 +92,17 @@ def test_command_that_does_not_read_ends_with_its_caller(agent):
     wait_until(lambda: not is_alive(pid), "its end")
 
 
-def test_agent_ends_while_nobody_takes_output(agent):
-    caller = subprocess.Popen(agent.words("127.0.0.1", "yes & exit 0"), env=agent.environment,
-                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+def test_agent_ends_while_nobody_takes_output(agent, tmp_path):
+    """Of a command that has ended, and has left somebody who goes on writing."""
+    os.mkfifo(tmp_path / "end")
+    caller = subprocess.Popen(
+        agent.words("127.0.0.1", f"echo $$ >&2; yes & read line < {tmp_path}/end"),
+        env=agent.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True)
+    pid = int(caller.stderr.readline())
     assert caller.stdout.readline() == "y\n"
+    (tmp_path / "end").write_text("\n")
+    wait_until(lambda: not is_alive(pid), "the command's end")
     agent.process.terminate()
     assert agent.process.wait(TIMEOUT_S) == 0
     caller.kill()
