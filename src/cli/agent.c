@@ -66,18 +66,19 @@ const gr_config_table gr_agent_table = {
 
 static void print_usage(void)
 {
-    puts(
-        "usage: gradus agent --join HOST:PORT [--slots N]\n"
-        "       gradus agent --listen [HOST]:PORT\n"
-        "       gradus agent --install FOLDER\n\n"
-        "Offers this host to a job that gradus run --listen starts: its workers run here, in the\n"
-        "folder and with the environment of the launcher. Both need the same token, by\n"
-        "GRADUS_JOIN_TOKEN_FILE (a file of mode 0600) or GRADUS_JOIN_TOKEN; all is encrypted.\n\n"
-        "With --listen it takes the place of sshd for launchers of MPI, which call gradus rsh in\n"
-        "place of ssh: gradus rsh [--port N] [ssh's options] HOST COMMAND. Both need the same\n"
-        "token. It is how MPIJobs with the annotation gradus/launch: agent are launched.\n\n"
-        "Exit code: 0 the job needs this host no more, 1 the launcher, or the way to it, is lost,\n"
-        "2 what was given is wrong.\n");
+    puts("usage: gradus agent --join HOST:PORT [--slots N]\n"
+         "       gradus agent --listen [HOST]:PORT\n"
+         "       gradus agent --install FOLDER\n\n"
+         "Offers this host to a job that gradus run --listen starts: its workers run here, in the\n"
+         "folder and with the environment of the launcher. Both need the same token, by\n"
+         "GRADUS_JOIN_TOKEN_FILE (a file of mode 0600) or GRADUS_JOIN_TOKEN; all is encrypted.\n\n"
+         "With --listen it takes the place of sshd for launchers of MPI, which call gradus rsh in\n"
+         "place of ssh: gradus rsh [--port N] [ssh's options] HOST COMMAND. Both need the same\n"
+         "token. It is how MPIJobs with the annotation gradus/launch: agent are launched.\n\n"
+         "Exit code: 0 the job needs this host no more, a signal has ended --listen, or --install "
+         "is\n"
+         "done; 1 the launcher, or the way to it, is lost, or the work has failed;\n"
+         "2 what was given is wrong.\n");
 }
 
 static int64_t count_cores(void)

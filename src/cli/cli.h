@@ -153,7 +153,7 @@ gr_status gr_cli_take_secret(const gr_cli_secret *of, uint8_t secret[GR_SECRET_B
     .flag = "--print-secret", .type = GR_CONFIG_BOOL,                                              \
     .help = "print a new secret also where stdout is no terminal, but a file or a log"
 /* Wipes it, once it was handed on; first it prints GRADUS_SECRET=..., if it is `printed`. The
- * wipes the stack behind it, this function's frame included. */
+ * caller wipes the stack behind it, this function's frame included. */
 void gr_cli_leave_secret(uint8_t secret[GR_SECRET_BYTES], bool printed);
 
 /* The names of the element types, in the order of gr_dtype. */

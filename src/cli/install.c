@@ -81,15 +81,15 @@ static gr_status write_script(const installation *one)
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%.4000s/gradus", one->folder);
     int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0755);
-    bool done =
-        fd >= 0 && dprintf(fd,
-                           "#!/bin/sh\n"
-                           "lib=${0%%/*}/lib\n"
-                           "exec \"$lib/%s\" --library-path \"$lib\" \"$lib/gradus\" \"$@\"\n",
-                           one->linker) > 0;
+    bool done = fd >= 0 &&
+                dprintf(fd,
+                        "#!/bin/sh\n"
+                        "lib=${0%%/*}/lib\n"
+                        "exec \"$lib/%s\" --library-path \"$lib\" \"$lib/gradus\" \"$@\"\n",
+                        one->linker) > 0 &&
+                fchmod(fd, 0755) == 0;
     int error = errno;
     if (fd >= 0) {
-        done &= fchmod(fd, 0755) == 0;
         close(fd);
     }
     return done ? GR_OK

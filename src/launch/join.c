@@ -120,14 +120,18 @@ gr_status gr_join_listen(const char *at, const uint8_t token[GR_SECRET_BYTES], c
                                  .clock = gr_clock_real(),
                                  .log = log,
                                  .accepts = admit};
-    gr_status status = split(at, host, &port, diag);
+    gr_diag why = {0};
+    gr_status status = split(at, host, &port, &why);
     if (status == GR_OK && host[0] == '\0') {
         snprintf(host, sizeof host, "*");
     }
     if (status == GR_OK && strcmp(port, "0") != 0) {
-        status = gr_ports_parse(port, &config.ports, diag);
+        status = gr_ports_parse(port, &config.ports, &why);
     }
-    return status == GR_OK ? gr_acceptor_create(&config, acceptor_out, diag) : status;
+    if (status == GR_OK) {
+        status = gr_acceptor_create(&config, acceptor_out, &why);
+    }
+    return status == GR_OK ? GR_OK : gr_fail(diag, status, "--listen %s: %s", at, why.text);
 }
 
 static void watch_idle(int fd)
