@@ -49,9 +49,7 @@ def _allgather(data: bytes, name: str, process_set: ProcessSet) -> bytes:
 
 
 def _bytes_of(obj: Any) -> bytes:
-    data = io.BytesIO()
-    _pickler.dump(obj, data)
-    return data.getvalue()
+    return _pickler.dumps(obj)
 
 
 def broadcast_object(obj: Any = None, root_rank: int = 0, name: Optional[str] = None,

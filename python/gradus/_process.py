@@ -66,7 +66,8 @@ class Process:
                 found = _REPORT.fullmatch(line)
                 with self._lock:
                     if found:
-                        self._on_report(json.loads(found[2]))
+                        with contextlib.suppress(OSError, ValueError):  # the job goes on
+                            self._on_report(json.loads(found[2]))
                     if not found or found[1]:
                         self._show((found[1] if found else line).rstrip("\n"), stream)
 

@@ -334,8 +334,8 @@ class Client:
             status = lib.gr_ps_alloc(self._handle, 4 * count, byref(memory))
             if status != Status.OK:
                 raise self._failure(status, "alloc")
-        with self._memory.lock:
-            self._memory.arrays += 1
+            with self._memory.lock:  # before close() can have the turn
+                self._memory.arrays += 1
         made = (ctypes.c_float * count).from_address(memory.value)
         weakref.finalize(made, self._memory.free, memory.value).atexit = False
         return made

@@ -18,7 +18,7 @@ from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
 import torch
 
 from .._future import Future
-from ..errors import InvalidError
+from ..errors import Error, InvalidError
 from ..ps import Client, Table, Tensor
 
 __all__ = ["Embedding", "Optimizer"]
@@ -333,8 +333,14 @@ class Optimizer(torch.optim.Optimizer):
             fill()
 
     def _drain(self) -> None:
+        failed: Optional[Error] = None
         while self._pending:
-            self._drain_one()
+            try:
+                self._drain_one()
+            except Error as error:  # the others are finished nevertheless
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     # ---- Checkpoints -----------------------------------------------------------------------------
 
