@@ -45,7 +45,7 @@ static const gr_config_field manifest_fields[] = {
     {.flag = "--watch",
      .type = GR_CONFIG_BOOL,
      AT(watch),
-     .help = "apply what changes in FILE while the jobs run, as kubectl apply does (suspend, "
+     .help = "apply what changes in FILE while the jobs run, but for metadata and status (suspend, "
              "replicas), and wait for jobs that are suspended"},
     {.flag = "--dry-run",
      .type = GR_CONFIG_BOOL,

@@ -77,19 +77,6 @@ static void set_defaults(json_t *spec, bool *no_memory)
 }
 
 /* ---- Validation ------------------------------------------------------------------------------ */
-static const json_t *find_container(const json_t *worker)
-{
-    size_t i;
-    const json_t *container;
-    json_array_foreach(gr_object_at(worker, "template.spec.containers"), i, container)
-    {
-        if (gr_object_is_text(container, "name", CONTAINER)) {
-            return container;
-        }
-    }
-    return NULL;
-}
-
 static void check_bounds(gr_problems *p, const json_t *worker)
 {
     int64_t replicas = gr_object_int(worker, "replicas", 1), min = 1, max = replicas;
@@ -115,7 +102,8 @@ static void check_bounds(gr_problems *p, const json_t *worker)
 
 static void check_template(gr_problems *p, const json_t *spec, const json_t *worker)
 {
-    const json_t *container = find_container(worker);
+    const json_t *container =
+        gr_training_find_container(gr_object_at(worker, "template.spec"), CONTAINER);
     bool is_told = json_object_get(spec, "job") != NULL || json_object_get(spec, "command") != NULL;
     bool has_template = json_object_get(worker, "hasTemplate") != NULL;
     static const char *const of_image[] = {"image", "resources"};
@@ -305,13 +293,8 @@ static void add_program(gr_training *t, json_t *pod_spec, json_t *container)
                             "worker", "--resume"),
                   no_memory);
     if (is_brought) {
-        json_t *init =
-            json_pack("{s:s, s:s, s:s, s:[s, s, s, s], s:[{s:s, s:s}]}", "name", GR_GRADUS_VOLUME,
-                      "image", image, "imagePullPolicy", "IfNotPresent", "command",
-                      "/usr/bin/gradus", "agent", "--install", GR_GRADUS_FOLDER, "volumeMounts",
-                      "name", GR_GRADUS_VOLUME, "mountPath", GR_GRADUS_FOLDER);
         json_t *inits = gr_object_list(pod_spec, "initContainers", no_memory);
-        *no_memory |= json_array_insert_new(inits, 0, init) != 0;
+        *no_memory |= json_array_insert_new(inits, 0, gr_look_gradus_container(image)) != 0;
         add_volume(t, pod_spec, container, GR_GRADUS_VOLUME, GR_GRADUS_FOLDER,
                    json_pack("{s:{}}", "emptyDir"));
     }
@@ -331,30 +314,26 @@ static void complete_pod(gr_training *t, const gr_training_role *role, int64_t i
 {
     bool *no_memory = &t->look.no_memory;
     char name[GR_TRAINING_NAME_BYTES];
-    size_t i;
-    json_t *container;
+    json_t *container = gr_training_find_container(pod_spec, CONTAINER);
     json_t *command = gr_object_at(t->look.job, "spec.command");
     json_t *volume = gr_object_at(t->look.job, "spec.checkpointVolume");
     gr_training_name(t, role, index, name);
     gr_object_put_text(pod_spec, "hostname", name, no_memory);
     gr_object_put_text(pod_spec, "subdomain", t->look.name, no_memory);
-    json_array_foreach(json_object_get(pod_spec, "containers"), i, container)
-    {
-        if (!gr_object_is_text(container, "name", CONTAINER)) {
-            continue;
-        }
-        add_meeting(t, container, role, index);
-        if (command != NULL) {
-            gr_object_put(container, "command", json_incref(command), no_memory);
-        }
-        if (is_native(t)) {
-            add_job(t, container, role->replicas);
-            add_program(t, pod_spec, container);
-        }
-        if (is_native(t) || volume != NULL) {
-            add_volume(t, pod_spec, container, OUTPUT_VOLUME, OUTPUT_PATH,
-                       volume != NULL ? json_deep_copy(volume) : json_pack("{s:{}}", "emptyDir"));
-        }
+    if (container == NULL) {
+        return;
+    }
+    add_meeting(t, container, role, index);
+    if (command != NULL) {
+        gr_object_put(container, "command", json_incref(command), no_memory);
+    }
+    if (is_native(t)) {
+        add_job(t, container, role->replicas);
+        add_program(t, pod_spec, container);
+    }
+    if (is_native(t) || volume != NULL) {
+        add_volume(t, pod_spec, container, OUTPUT_VOLUME, OUTPUT_PATH,
+                   volume != NULL ? json_deep_copy(volume) : json_pack("{s:{}}", "emptyDir"));
     }
 }
 
@@ -391,14 +370,15 @@ static void keep_service(gr_training *t)
 static void keep_secret(gr_training *t)
 {
     json_t *secret = new_object(t, "Secret", "-gradus");
+    static const char *const whole[] = {NULL};
     const char *name = gr_object_text(secret, "metadata.name");
+    const json_t *there = name != NULL ? gr_look_find_own(&t->look, "v1", "Secret", name) : NULL;
     t->look.no_memory |= name == NULL;
-    if (name != NULL && gr_look_find_own(&t->look, "v1", "Secret", name) == NULL &&
-        !t->look.is_stopped) {
+    if (name != NULL && gr_object_at(there, "data.token") == NULL && !t->look.is_stopped) {
         gr_object_put(secret, "data", t->look.view->token(t->look.view->ssh_key_arg),
                       &t->look.no_memory);
         gr_object_put_text(secret, "type", "Opaque", &t->look.no_memory);
-        gr_look_write(&t->look, "create", json_incref(secret));
+        gr_look_keep(&t->look, secret, "data", whole);
     }
     json_decref(secret);
 }

@@ -169,6 +169,19 @@ bool gr_look_set_condition(gr_look *l, const char *type, bool holds, const char 
     return true;
 }
 
+json_t *gr_look_gradus_container(const char *image)
+{
+    return json_pack("{s:s, s:s, s:s, s:[s, s, s, s], s:{s:{s:s, s:s}, s:{s:s, s:s}},"
+                     " s:{s:b, s:b, s:{s:[s]}, s:{s:s}}, s:[{s:s, s:s}]}",
+                     "name", GR_GRADUS_VOLUME, "image", image, "imagePullPolicy", "IfNotPresent",
+                     "command", "/usr/bin/gradus", "agent", "--install", GR_GRADUS_FOLDER,
+                     "resources", "requests", "cpu", "100m", "memory", "128Mi", "limits", "cpu",
+                     "100m", "memory", "128Mi", "securityContext", "allowPrivilegeEscalation",
+                     false, "readOnlyRootFilesystem", true, "capabilities", "drop", "ALL",
+                     "seccompProfile", "type", "RuntimeDefault", "volumeMounts", "name",
+                     GR_GRADUS_VOLUME, "mountPath", GR_GRADUS_FOLDER);
+}
+
 json_t *gr_look_metadata(gr_look *l, const char *name)
 {
     json_t *metadata = json_pack("{s:s, s:s}", "name", name, "namespace", l->space);

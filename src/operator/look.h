@@ -41,6 +41,9 @@ void gr_look_stop(gr_look *l, const json_t *object);
 void gr_look_keep(gr_look *l, json_t *wanted, const char *part, const char *const *keys);
 /* {name, namespace, ownerReferences}. */
 json_t *gr_look_metadata(gr_look *l, const char *name);
+/* The init container that brings gradus into a pod by `image`, as restricted as a namespace may ask
+ * for; NULL: no memory. The caller's. */
+json_t *gr_look_gradus_container(const char *image);
 /* Sets a condition; false: it is so already. Running and Restarting replace each other; with
  * Failed or Succeeded nothing runs or restarts any more. */
 bool gr_look_set_condition(gr_look *l, const char *type, bool holds, const char *reason,

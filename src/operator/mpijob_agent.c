@@ -48,21 +48,6 @@ static void mount_program(gr_mpijob *m, json_t *container)
     }
 }
 
-/* As restricted as a namespace may ask for. */
-static json_t *init_container(gr_mpijob *m)
-{
-    json_t *container = json_pack(
-        "{s:s, s:s, s:s, s:[s, s, s, s], s:{s:{s:s, s:s}, s:{s:s, s:s}},"
-        " s:{s:b, s:b, s:{s:[s]}, s:{s:s}}}",
-        "name", VOLUME, "image", image_of(m), "imagePullPolicy", "IfNotPresent", "command",
-        "/usr/bin/gradus", "agent", "--install", FOLDER, "resources", "requests", "cpu", "100m",
-        "memory", "128Mi", "limits", "cpu", "100m", "memory", "128Mi", "securityContext",
-        "allowPrivilegeEscalation", false, "readOnlyRootFilesystem", true, "capabilities", "drop",
-        "ALL", "seccompProfile", "type", "RuntimeDefault");
-    mount_program(m, container);
-    return container;
-}
-
 void gr_mpijob_add_agent(gr_mpijob *m, json_t *spec, json_t *container)
 {
     json_t *variable =
@@ -74,7 +59,7 @@ void gr_mpijob_add_agent(gr_mpijob *m, json_t *spec, json_t *container)
         gr_object_append(gr_object_list(spec, "volumes", &m->look.no_memory),
                          json_pack("{s:s, s:{}}", "name", VOLUME, "emptyDir"), &m->look.no_memory);
         gr_object_append(gr_object_list(spec, "initContainers", &m->look.no_memory),
-                         init_container(m), &m->look.no_memory);
+                         gr_look_gradus_container(image_of(m)), &m->look.no_memory);
     }
     mount_program(m, container);
 }

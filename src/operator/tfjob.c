@@ -72,8 +72,6 @@ static json_t *sparse_cluster(gr_training *t, const gr_training_role *role, int6
 static void complete_pod(gr_training *t, const gr_training_role *role, int64_t index,
                          json_t *pod_spec)
 {
-    size_t i;
-    json_t *container;
     if (t->replicas == 1) {
         return; /* it trains alone */
     }
@@ -86,12 +84,9 @@ static void complete_pod(gr_training *t, const gr_training_role *role, int64_t i
     }
     char *text = json_dumps(config, JSON_COMPACT);
     t->look.no_memory |= text == NULL;
-    json_array_foreach(json_object_get(pod_spec, "containers"), i, container)
-    {
-        if (gr_object_is_text(container, "name", "tensorflow")) {
-            gr_training_add_env(t, container, "TF_CONFIG", text != NULL ? text : "");
-            break;
-        }
+    json_t *container = gr_training_find_container(pod_spec, t->kind->container);
+    if (container != NULL) {
+        gr_training_add_env(t, container, "TF_CONFIG", text != NULL ? text : "");
     }
     free(text);
     json_decref(config);

@@ -37,20 +37,27 @@ static void name_roles(gr_training *t, json_t *specs)
     }
 }
 
-static json_t *find_container(const gr_training *t, const json_t *template)
+json_t *gr_training_find_container(const json_t *pod_spec, const char *name)
 {
     size_t i;
-    json_t *container, *containers = gr_object_at(template, "spec.containers");
-    const char *name = t->kind->container != NULL
-                           ? t->kind->container
-                           : gr_object_text(t->look.job, "spec.mainContainer");
-    json_array_foreach(containers, i, container)
+    json_t *container;
+    json_array_foreach(json_object_get(pod_spec, "containers"), i, container)
     {
-        if (name != NULL && gr_object_is_text(container, "name", name)) {
+        if (gr_object_is_text(container, "name", name)) {
             return container;
         }
     }
-    return t->kind->container == NULL ? json_array_get(containers, 0) : NULL;
+    return NULL;
+}
+
+static json_t *find_container(const gr_training *t, const json_t *template)
+{
+    const json_t *spec = json_object_get(template, "spec");
+    const char *own = t->kind->container;
+    const char *name = own != NULL ? own : gr_object_text(t->look.job, "spec.mainContainer");
+    json_t *found = name != NULL ? gr_training_find_container(spec, name) : NULL;
+    return found != NULL || own != NULL ? found
+                                        : json_array_get(json_object_get(spec, "containers"), 0);
 }
 
 /* The number of the container's port of that name, 0: it has none. */

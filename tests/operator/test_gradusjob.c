@@ -75,6 +75,18 @@ static void end_pod(cluster *c, const char *pod, int code)
     set(find(c, "Pod", pod), "status.containerStatuses", text);
 }
 
+static void secret_without_its_token_is_mended(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 2);
+    settle(&c);
+    set((json_t *)find(&c, "Secret", "train-gradus"), "data", "{}");
+    settle(&c);
+    assert_json(gr_object_at(find(&c, "Secret", "train-gradus"), "data"), "{'token': 'TOKEN'}");
+    close_cluster(&c);
+}
+
 static void workers_meet_at_the_first_one(void **state)
 {
     (void)state;
@@ -102,6 +114,7 @@ static void workers_meet_at_the_first_one(void **state)
                 "['/opt/gradus/gradus', 'worker', '--resume']");
     const json_t *init = json_array_get(gr_object_at(pod, "spec.initContainers"), 0);
     assert_string_equal(gr_object_text(init, "image"), "ours:1");
+    assert_true(gr_object_true(init, "securityContext.readOnlyRootFilesystem"));
     /* The kubelet makes $(HOME) of it again. */
     assert_non_null(strstr(variable(&c, "train-worker-1", "GRADUS_JOB"), "\"name\":\"$$(HOME)\""));
     assert_non_null(strstr(variable(&c, "train-worker-1", "GRADUS_JOB"),
@@ -335,6 +348,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(workers_meet_at_the_first_one),
+        cmocka_unit_test(secret_without_its_token_is_mended),
         cmocka_unit_test(command_runs_in_the_users_image_and_needs_all),
         cmocka_unit_test(worker_lost_the_others_go_on_without_it),
         cmocka_unit_test(too_few_left_all_begin_anew_until_the_limit),
