@@ -456,6 +456,13 @@ def test_operator_that_has_not_listed_is_not_ready(api, config):
         assert operator.page("/healthz")[0] == 200
 
 
+def test_operator_that_has_not_begun_has_metrics(api, config):
+    api.fault("^GET /apis", kube_api.hang, times=1000)  # it looks for what is installed
+    with Operator(config) as operator:
+        code, text = operator.page("/metrics")
+        assert code == 200 and "# TYPE created_pods_total counter\ncreated_pods_total 0\n" in text
+
+
 def exchange(operator, data, end=False):
     host, port = re.match(r"http://([\d.]+):(\d+)/", operator.url("/")).groups()
     with socket.create_connection((host, int(port)), TIMEOUT_S) as one:
@@ -484,6 +491,7 @@ def test_requests_without_sense(operator, data, line):
 
 
 def test_garbage_is_refused_and_pages_stay(operator):
+    operator.ready()
     chance = random.Random(7)
     garbage = [bytes.fromhex("16030100c8010000c40303") + chance.randbytes(200),  # TLS
                b"GET /metrics HTTP/9.9\r\n\r\n", b"GET /../metrics HTTP/1.1\r\n\r\n",
