@@ -242,6 +242,13 @@ static gr_status read_chaos(gr_cli_run *run, gr_diag *diag)
                            "run: --chaos: a command has no steps that are known here; write a "
                            "time after the start, as in @time=3s");
         }
+        if (command && fault->kind == GR_FAULT_SLOW &&
+            (fault->times == 0 || fault->again || fault->until != NULL)) {
+            return gr_fail(diag, GR_E_INVALID,
+                           "run: --chaos: a command has no steps that are known here: it is slow "
+                           "all the time, as in slow:rank=%lld,x4",
+                           (long long)fault->rank);
+        }
         if (!command && fault->kind == GR_FAULT_CUT &&
             strcmp(gr_run_link_choices[options->link], "tcp") != 0) {
             return gr_fail(diag, GR_E_INVALID,

@@ -29,7 +29,9 @@ enum {
     HAS_TIMES = 16,
     HAS_SIGNAL = 32,
     HAS_AGAIN = 64,
-    HAS_SERVER = 128
+    HAS_SERVER = 128,
+    HAS_BY = 256,
+    HAS_UNTIL = 512
 };
 
 static const char *const signal_names[] = {"KILL", "SEGV", "ABRT", "BUS", "FPE", NULL};
@@ -59,19 +61,26 @@ static const gr_config_field parts[] = {
      .choices = signal_names},
     {.key = "again", .type = GR_CONFIG_BOOL, .offset = offsetof(gr_fault, again)},
     {.key = "server", .type = GR_CONFIG_INT, .offset = offsetof(gr_fault, server), .max = 1e6},
+    {.key = "by",
+     .type = GR_CONFIG_DURATION,
+     .offset = offsetof(gr_fault, by_us),
+     .min = 1e3,
+     .max = 1e12},
+    {.key = "until", .type = GR_CONFIG_TEXT, .offset = offsetof(gr_fault, until)},
 };
 enum { PARTS = sizeof parts / sizeof parts[0] };
 
 /* In the order of gr_fault_kind. */
 static const struct kind {
     const char *name;
-    unsigned needs, when, may;
+    unsigned needs, one_of, may;
     const char *form;
 } kinds[] = {
     {"kill", HAS_RANK, HAS_STEP | HAS_TIME, HAS_SIGNAL | HAS_AGAIN,
      "kill:rank=2@step=50, kill:rank=2@time=3s or kill:server=1@time=3s"},
     {"stop", HAS_RANK | HAS_FOR, HAS_STEP | HAS_TIME, 0, "stop:rank=1@step=80,for=3s"},
-    {"slow", HAS_RANK | HAS_TIMES, 0, 0, "slow:rank=3,x4"},
+    {"slow", HAS_RANK, HAS_TIMES | HAS_BY, HAS_STEP | HAS_UNTIL | HAS_AGAIN,
+     "slow:rank=3,x4 or slow:rank=3,by=100ms@step=50,until=/tmp/over"},
     {"garbage", HAS_RANK, HAS_STEP | HAS_TIME, 0, "garbage:rank=0@step=95"},
     {"cut", HAS_RANK | HAS_FOR, HAS_STEP | HAS_TIME, 0, "cut:rank=1@step=90,for=5s"},
 };
@@ -109,7 +118,7 @@ static gr_status read_part(char *word, const char *where, gr_arena *arena, gr_fa
     }
     return gr_fail(diag, GR_E_INVALID,
                    "%s: \"%s=\" means nothing; a fault has rank= or server=, step= or time=, for=, "
-                   "signal=, again, and x4",
+                   "signal=, again, x4 or by=, and until=",
                    where, name);
 }
 
@@ -158,16 +167,18 @@ static gr_status read_fault(char *text, int64_t workers, int64_t servers, gr_are
             return status;
         }
     }
-    unsigned when = given & (HAS_STEP | HAS_TIME);
-    if ((given & HAS_SERVER) != 0 && when == HAS_TIME) { /* its steps are known to workers alone */
+    unsigned one = given & kind->one_of;
+    if ((given & HAS_SERVER) != 0 && one == HAS_TIME) { /* its steps are known to workers alone */
         given ^= HAS_SERVER | HAS_RANK;
     }
-    bool once = kind->when == 0 ? when == 0 : when == HAS_STEP || when == HAS_TIME;
-    bool timeless = (given & HAS_AGAIN) == 0 || when == HAS_STEP;
-    if ((given & ~when & ~kind->may) != kind->needs || !once || !timeless ||
-        (when & ~kind->when) != 0) {
+    bool is_complete = one != 0 && (one & (one - 1)) == 0 && (given & kind->needs) == kind->needs;
+    if (!is_complete || (given & ~one & ~kind->needs & ~kind->may) != 0 ||
+        ((given & HAS_AGAIN) != 0 && one == HAS_TIME)) {
         return gr_fail(diag, GR_E_INVALID, "%s: %s is written as %s", where, kind->name,
                        kind->form);
+    }
+    if (fault->until != NULL && fault->until[0] != '/') {
+        return gr_fail(diag, GR_E_INVALID, "%s: until= is a path that begins with /", where);
     }
     return check_who(fault, workers, servers, where, diag);
 }

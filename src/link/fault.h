@@ -17,7 +17,7 @@
 typedef enum gr_fault_kind {
     GR_FAULT_KILL = 0, /* by `signal` */
     GR_FAULT_STOP,     /* SIGSTOP, and SIGCONT after `for_us` */
-    GR_FAULT_SLOW,     /* what it computes takes `times` as long */
+    GR_FAULT_SLOW,     /* what it computes takes `times` as long, or `by_us` longer */
     GR_FAULT_GARBAGE,  /* unauthenticated peers send garbage */
     GR_FAULT_CUT       /* for `for_us` nothing arrives over its tcp links */
 } gr_fault_kind;
@@ -26,12 +26,14 @@ typedef struct gr_fault {
     int kind;        /* gr_fault_kind */
     int64_t rank;    /* at the start of the job */
     int64_t server;  /* a parameter server in place of a rank; -1 */
-    int64_t step;    /* before this step is computed, from 1; 0: at `time_us` */
+    int64_t step;    /* before this step is computed, from 1; 0: at `time_us`; slow: from it on */
     int64_t time_us; /* after the start */
     int64_t for_us;
-    double times;
-    int signal; /* index into gr_fault_signals */
-    bool again; /* whenever the step begins, in whoever has the rank then */
+    double times;      /* 0: `by_us` counts */
+    int64_t by_us;     /* more for each step */
+    const char *until; /* it is over when this file is there; NULL: never */
+    int signal;        /* index into gr_fault_signals */
+    bool again;        /* whenever the step begins, in whoever has the rank then */
 } gr_fault;
 
 /* 0: SIGKILL; the others are those of a program that crashes. */
@@ -44,8 +46,8 @@ typedef struct gr_chaos {
     int count;
 } gr_chaos;
 
-/* "kill:rank=2@step=50; stop:rank=1@time=3s,for=3s; ...". GR_E_INVALID: the sentence quotes the
- * fault that is wrong. */
+/* "kill:rank=2@step=50; stop:rank=1@time=3s,for=3s; ...". What it points to is the arena's.
+ * GR_E_INVALID: the sentence quotes the fault that is wrong. */
 gr_status gr_chaos_parse(const char *text, int64_t workers, int64_t servers, gr_arena *arena,
                          gr_chaos *chaos_out, gr_diag *diag) GR_MUST_CHECK;
 

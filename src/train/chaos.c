@@ -84,6 +84,14 @@ static void cut_for(const gr_chaos_run *run, int64_t us)
     }
 }
 
+static void be_slow(const gr_fault *fault, int64_t work_ns)
+{
+    if (fault->until == NULL || access(fault->until, F_OK) != 0) {
+        pause_ns(fault->by_us * 1000 +
+                 (fault->times > 0 ? (int64_t)((double)work_ns * (fault->times - 1)) : 0));
+    }
+}
+
 void gr_chaos_step(gr_chaos_run *run, uint64_t step, int64_t work_ns)
 {
     uint64_t last = run->step == 0 || run->step >= step ? step - 1 : run->step;
@@ -93,10 +101,10 @@ void gr_chaos_step(gr_chaos_run *run, uint64_t step, int64_t work_ns)
         if (fault->server >= 0 || fault->rank != (fault->again ? run->rank_now : run->rank)) {
             continue;
         }
-        if (fault->kind == GR_FAULT_SLOW) {
-            pause_ns((int64_t)((double)work_ns * (fault->times - 1)));
-        }
         uint64_t at = (uint64_t)fault->step;
+        if (fault->kind == GR_FAULT_SLOW && step >= at) {
+            be_slow(fault, work_ns);
+        }
         bool over = at <= run->after || (run->done & (uint64_t)1 << i) != 0;
         if (at <= last || at > step || (over && !fault->again)) {
             continue;

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import itertools
-import multiprocessing
 import os
 import pathlib
 import select
@@ -40,55 +39,16 @@ def wait_until(condition, what, timeout_s=TIMEOUT_S):
         pause.poll(5)
 
 
-def cpu_time(pid):
-    """Seconds that a process has computed, by clock_getcpuclockid(3)."""
-    return time.clock_gettime((~pid << 3) | 2)
-
-
-def slow(find, over, parents_end):
-    """A process of its own: threads of one would wait for each other, and the job would run on."""
-    os.close(parents_end)
-    with contextlib.suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
-    run_s = 2.5e-3 if is_sanitized() else 0.5e-3
-    pids, pause_s, look_s = [], 0.02, run_s
-
-    def is_over(within_s):
-        return select.select([over], [], [], within_s)[0]
-
-    while not is_over(run_s if pids else look_s):
-        try:
-            begin_s = time.monotonic()
-            pids = pids or find()
-            # While it looks nobody else has this core, and others need two thirds of it.
-            look_s = max(run_s, 2 * (time.monotonic() - begin_s))
-            for pid in pids[:1]:
-                os.kill(pid, signal.SIGSTOP)
-                is_over(pause_s)
-                used = cpu_time(pid)
-                os.kill(pid, signal.SIGCONT)
-                pause_s = min(1.04 * pause_s, 0.25)
-                for _ in range(100):  # it may have to wait for a core, or for others
-                    if cpu_time(pid) - used >= run_s or is_over(run_s):
-                        break
-        except (OSError, subprocess.CalledProcessError):
-            pids = []
-
-
 @contextlib.contextmanager
-def unhurried(find):
-    """In here a job goes on, but is not over before others have come, however busy the machine is.
-    A worker that nobody else stops, the first of what `find` returns, computes for 0.5 ms at a
-    time, with pauses that become longer the longer this takes."""
-    over, end = os.pipe()
-    process = multiprocessing.get_context("fork").Process(target=slow, args=(find, over, end))
-    process.start()
-    os.close(over)
+def unhurried(folder, step=23):
+    """What --chaos is to be so that a job goes on, but is not over before this context is left,
+    however busy the machine is: from `step` on (the digits have 22 an epoch) none takes less than
+    a quarter of a second."""
+    over = folder / "over"
     try:
-        yield
+        yield f"slow:rank=0,by=250ms,again,until={over}@step={step}"
     finally:
-        os.close(end)
-        process.join()
+        over.touch()
 
 
 class Gradus:

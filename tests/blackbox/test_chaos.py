@@ -4,7 +4,8 @@ import os
 import time
 
 import pytest
-from conftest import cases, is_sanitized, lines_of
+from conftest import (cases, finish, is_sanitized, lines_of, sha256_of, unhurried,
+                      wait_for_event)
 
 EPOCHS = 6
 # Longer than a worker on a busy machine waits for a core.
@@ -194,6 +195,11 @@ def test_one_that_wakes_up_in_time_stays(gradus, job, undisturbed, tmp_path):
     ("kill:rank=1@step=3,time=3s", "kill is written as"),
     ("stop:rank=1@step=3", "stop is written as stop:rank=1@step=80,for=3s"),
     ("slow:rank=1,x0", 'x: must be a number from 1 to 1000, not "0"'),
+    ("slow:rank=1", "slow is written as slow:rank=3,x4 or slow:rank=3,by=100ms@step=50,until="),
+    ("slow:rank=1,x2,by=1s", "slow is written as"),
+    ("slow:rank=1,by=1s@time=3s", "slow is written as"),
+    ("slow:rank=1,by=1s,until=over", "until= is a path that begins with /"),
+    ("kill:rank=1@step=3,until=/over", "kill is written as"),
     ("kill:rank=1@step=1,step=2", "step= stands there twice"),
     ("kill", "kill is written as"),
     ("kill:nobody", '"nobody" is no part of a fault'),
@@ -204,6 +210,22 @@ def test_wrong_orders_are_refused(gradus, job, text, sentence):
     assert done.returncode == 2 and sentence in done.stderr, done.stderr
 
 
-def test_a_command_has_no_steps(gradus):
-    done = gradus("run", "-np", 2, "--chaos", "kill:rank=1@step=3", "--", "true")
+@pytest.mark.parametrize("text", ["kill:rank=1@step=3", "slow:rank=1,x2@step=3",
+                                  "slow:rank=1,by=1s", "slow:rank=1,x2,until=/over",
+                                  "slow:rank=1,x2,again"])
+def test_a_command_has_no_steps(gradus, text):
+    done = gradus("run", "-np", 2, "--chaos", text, "--", "true")
     assert done.returncode == 2 and "a command has no steps" in done.stderr
+
+
+def test_slow_until_a_file_is_there(gradus, job, undisturbed, tmp_path):
+    """From a step on, whoever is rank 0 then."""
+    output = tmp_path / "out"
+    begin = time.monotonic()
+    with unhurried(tmp_path, step=40) as slow:
+        launcher = gradus.start("run", "-np", 4, "--output", output, "--chaos",
+                                f"{slow}; kill:rank=0@step=30", job)
+        wait_for_event(output, "epoch", 2)  # step 44
+        assert time.monotonic() - begin >= 5 * 0.25
+    finish(launcher)
+    assert sha256_of(output) == undisturbed

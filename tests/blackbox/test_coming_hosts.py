@@ -34,21 +34,16 @@ def workers_on(cluster, host):
     return found
 
 
-def slowed(cluster, host=0):
-    """The job, by a worker on that host, however long a login takes."""
-    return unhurried(lambda: workers_on(cluster, host))
-
-
-def start(cluster, job_file, *flags):
+def start(cluster, job_file, slow, *flags):
     output = cluster.folder / "out"
-    launcher = cluster.start("--output", output, *flags, job_file)
+    launcher = cluster.start("--output", output, "--chaos", slow, *flags, job_file)
     wait_for_first_epoch(output)
     return launcher, output
 
 
 def test_a_killed_worker_is_replaced_on_its_host(two, job, undisturbed):  # noqa: F811
-    with slowed(two):
-        launcher, output = start(two, job, "-H", both(two))
+    with unhurried(two.folder) as slow:
+        launcher, output = start(two, job, slow, "-H", both(two))
         before = workers_on(two, 1)
         os.kill(before[0], signal.SIGKILL)
         wait_until(lambda: generations(output)[-1:] == [4], "the one that is started")
@@ -65,8 +60,8 @@ def scale(cluster, launcher, workers):
 
 
 def test_scaling_goes_to_other_hosts(two, gradus, job, undisturbed):  # noqa: F811
-    with slowed(two):
-        launcher, output = start(two, job, "-np", 2, "--max-workers", 4, "-H", both(two))
+    with unhurried(two.folder) as slow:
+        launcher, output = start(two, job, slow, "-np", 2, "--max-workers", 4, "-H", both(two))
         assert two.find(1, "gradus-serve") == []
         scale(two, launcher, 4)
         wait_until(lambda: generations(output)[-1:] == [4], "four workers")
@@ -79,8 +74,8 @@ def test_scaling_goes_to_other_hosts(two, gradus, job, undisturbed):  # noqa: F8
 
 @pytest.mark.parametrize("name", ["gradus-serve", "sshd"])
 def test_a_lost_host_is_tried_again(two, job, undisturbed, name):  # noqa: F811
-    with slowed(two):
-        launcher, output = start(two, job, "-H", both(two))
+    with unhurried(two.folder) as slow:
+        launcher, output = start(two, job, slow, "-H", both(two))
         daemons = {process.pid for process in two.daemons}
         os.kill(next(pid for pid in two.find(1, name) if pid not in daemons), signal.SIGKILL)
         wait_until(lambda: 2 in generations(output), "the others to go on")
@@ -92,8 +87,8 @@ def test_a_lost_host_is_tried_again(two, job, undisturbed, name):  # noqa: F811
 
 def test_a_host_that_stays_away_is_left_alone(two, job, undisturbed):  # noqa: F811
     line = ""
-    with slowed(two):
-        launcher, output = start(two, job, "--restarts", 1, "-H", both(two))
+    with unhurried(two.folder) as slow:
+        launcher, output = start(two, job, slow, "--restarts", 1, "-H", both(two))
         two.daemons[1].terminate()
         os.kill(two.find(1, "gradus-serve")[0], signal.SIGKILL)
         wait_until(lambda: generations(output)[-1:] == [2], "the others to go on")
@@ -140,11 +135,10 @@ def test_a_script_adds_hosts_and_removes_them(three, job, undisturbed):
     """The host of rank 0 among them: all that it knows has gone over by then."""
     script = Script(three)
     script.names(0)
-    with slowed(three):
-        launcher, output = start(three, job, "-np", 2, "--max-np", 4, *discover(three))
+    with unhurried(three.folder) as slow:
+        launcher, output = start(three, job, slow, "-np", 2, "--max-np", 4, *discover(three))
         script.names(0, 1)
         wait_until(lambda: generations(output)[-1:] == [4], "four workers")
-    with slowed(three, 1):
         script.names(1, 2)
         wait_until(lambda: "is not named any more" in launcher.stderr.readline(), "the word of it")
         wait_until(lambda: not workers_on(three, 0) and not three.find(0, "gradus-serve"),
@@ -161,8 +155,8 @@ def test_a_script_adds_hosts_and_removes_them(three, job, undisturbed):
 def test_a_bad_script_changes_nothing(two, job, undisturbed, body, words):  # noqa: F811
     script = Script(two)
     script.names(0)
-    with slowed(two):
-        launcher, output = start(two, job, "-np", 2, "--max-np", 4, *discover(two))
+    with unhurried(two.folder) as slow:
+        launcher, output = start(two, job, slow, "-np", 2, "--max-np", 4, *discover(two))
         script.does(body)
         line = launcher.stderr.readline()
         if "rm $0" in body:

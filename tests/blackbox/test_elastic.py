@@ -12,10 +12,6 @@ from test_recovery import kill_one, told, wait_for_moment, workers_of
 
 EPOCHS = 60
 
-def slowed(launcher):
-    return unhurried(lambda: workers_of(launcher))
-
-
 def generations(output):
     """How many workers each later generation had."""
     metrics = output / "metrics.jsonl"
@@ -59,9 +55,9 @@ def check_metrics(output, last):
 @pytest.mark.parametrize("link", ["shm", "tcp"])
 def test_two_then_four_then_three_are_as_four(gradus, job, undisturbed, tmp_path, link):
     output = tmp_path / "out"
-    launcher = gradus.start("run", "-np", 2, "--max-workers", 4, "--link", link,
-                            "--output", output, job)
-    with slowed(launcher):
+    with unhurried(tmp_path) as slow:
+        launcher = gradus.start("run", "-np", 2, "--max-workers", 4, "--link", link,
+                                "--output", output, "--chaos", slow, job)
         wait_for_first_epoch(output)
         done = gradus("scale", "--to", 4, "--job", launcher.pid)
         assert done.stdout == "the job goes from 2 to 4 workers\n", done.stderr
@@ -106,8 +102,9 @@ def test_kills_and_changes_at_random_moments(gradus, job, undisturbed, tmp_path,
 def test_another_worker_comes_in_place_of_a_killed_one(gradus, job, undisturbed,
                                                        tmp_path):
     output = tmp_path / "out"
-    launcher = gradus.start("run", "-np", 2, "--restarts", 1, "--output", output, job)
-    with slowed(launcher):
+    with unhurried(tmp_path) as slow:
+        launcher = gradus.start("run", "-np", 2, "--restarts", 1, "--output", output, "--chaos",
+                                slow, job)
         for kills in range(1, 4):
             wait_for_first_epoch(output)
             os.kill(workers_of(launcher)[0], signal.SIGKILL)
@@ -178,10 +175,10 @@ def test_elastic_joining_worker_is_killed_disturbs_nobody(gradus, job, undisturb
     output = tmp_path / "out"
     stops_at = tmp_path / "stops_at"
     stops_at.write_text("0")
-    launcher = gradus.start("run", "-np", 2, "--max-workers", 3, "--restarts", 20, "--link", link,
-                            "--output", output, job,
-                            env={"LD_PRELOAD": preloads(gradus), "TEST_STOPS_AT": stops_at})
-    with slowed(launcher):
+    with unhurried(tmp_path) as slow:
+        launcher = gradus.start("run", "-np", 2, "--max-workers", 3, "--restarts", 20, "--link",
+                                link, "--output", output, "--chaos", slow, job,
+                                env={"LD_PRELOAD": preloads(gradus), "TEST_STOPS_AT": stops_at})
         assert kill_joining_workers(gradus, launcher, output, stops_at, step) > 0
     _, err = finish(launcher)
     assert "the job goes on with 2 workers, and another one is started" in err
@@ -193,8 +190,9 @@ def test_elastic_joining_worker_is_killed_disturbs_nobody(gradus, job, undisturb
 
 def test_a_standby_takes_the_place_of_a_killed_worker(gradus, job, undisturbed, tmp_path):
     output = tmp_path / "out"
-    launcher = gradus.start("run", "-np", 2, "--spare", 1, "--output", output, job)
-    with slowed(launcher):
+    with unhurried(tmp_path) as slow:
+        launcher = gradus.start("run", "-np", 2, "--spare", 1, "--output", output, "--chaos", slow,
+                                job)
         wait_for_first_epoch(output)
         wait_until(lambda: len(workers_of(launcher)) == 3, "the standby's process")
         standby = workers_of(launcher)[-1]
@@ -227,8 +225,9 @@ def test_a_job_that_is_asked_to_end_can_go_on_though_a_standby_waits(gradus, job
 def test_a_standby_that_dies_when_the_work_is_done_changes_nothing(gradus, job, undisturbed,
                                                                    tmp_path):
     output = tmp_path / "out"
-    launcher = gradus.start("run", "-np", 2, "--spare", 1, "--output", output, job)
-    with slowed(launcher):
+    with unhurried(tmp_path) as slow:
+        launcher = gradus.start("run", "-np", 2, "--spare", 1, "--output", output, "--chaos", slow,
+                                job)
         wait_for_first_epoch(output)
         wait_until(lambda: len(workers_of(launcher)) == 3, "the standby's process")
         standby = workers_of(launcher)[-1]
@@ -248,8 +247,9 @@ def test_a_job_starts_within_its_minimum_and_maximum(gradus, job, tmp_path):
     text = text.replace("number_of_workers: 4", "number_of_workers: {min: 3, max: 4}")
     (tmp_path / "job.yaml").write_text(text)
     output = tmp_path / "out"
-    launcher = gradus.start("run", "--cores", "0", "--output", output, tmp_path / "job.yaml")
-    with slowed(launcher):
+    with unhurried(tmp_path) as slow:
+        launcher = gradus.start("run", "--cores", "0", "--output", output, "--chaos", slow,
+                                tmp_path / "job.yaml")
         wait_for_first_epoch(output)
         said = gradus("scale", "--job", launcher.pid).stdout
         assert said == "the job has 3 workers; it may have 3 to 4\n"

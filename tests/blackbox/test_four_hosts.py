@@ -3,8 +3,8 @@
 between two halves is lost and heals, a host is added. The weights are those of a job that nothing
 has happened to, and each side says why it goes on or ends."""
 import pytest
-from conftest import wait_until
-from test_coming_hosts import Script, discover, finish_as, slowed, start, workers_on
+from conftest import unhurried, wait_until
+from test_coming_hosts import Script, discover, finish_as, start, workers_on
 from test_elastic import generations
 from test_ssh import cluster_of, namespaces
 
@@ -25,10 +25,10 @@ class Four:
             f"exec {cluster.gradus.program} \"$@\"\n")
         self.program.chmod(0o755)
 
-    def begin(self, job_file):
+    def begin(self, job_file, slow):
         self.launcher, self.output = start(
-            self.cluster, job_file, "-np", 4, "--min-np", 1, "--max-np", 4, "--host-timeout", "2s",
-            "--remote-program", self.program, *discover(self.cluster))
+            self.cluster, job_file, slow, "-np", 4, "--min-np", 1, "--max-np", 4,
+            "--host-timeout", "2s", "--remote-program", self.program, *discover(self.cluster))
 
     def hear(self, words):
         """Reads on until the launcher has said so."""
@@ -61,10 +61,10 @@ def four(gradus, tmp_path):
         yield Four(cluster)
 
 
-def lose_and_find_hosts(four, job):
+def lose_and_find_hosts(four, job, slow):
     script, names = Script(four.cluster), four.cluster.names
     script.names(0, 1, 2, 3, slots=1)
-    four.begin(job)
+    four.begin(job, slow)
 
     four.bridge("set", "p0x3", "down")  # the cable of the last host, for good
     four.hear(f"host {names[3]} {MISSED}")
@@ -95,8 +95,8 @@ def lose_and_find_hosts(four, job):
 
 
 def test_lost_cut_healed_and_added(four, gradus, job, undisturbed):
-    with slowed(four.cluster):
-        lose_and_find_hosts(four, job)
+    with unhurried(four.cluster.folder) as slow:
+        lose_and_find_hosts(four, job, slow)
     finish_as(four.launcher, four.output, undisturbed, EPOCHS)
     gradus.wait_for_nothing()
     assert all(four.nothing_on(host) for host in range(4))

@@ -9,9 +9,9 @@ import socket
 import subprocess
 
 import pytest
-from conftest import TIMEOUT_S, Process, wait_until
+from conftest import TIMEOUT_S, Process, unhurried, wait_until
 from test_coming_hosts import EPOCHS  # noqa: F401 (of the job in conftest)
-from test_coming_hosts import finish_as, slowed, workers_on
+from test_coming_hosts import finish_as, workers_on
 from test_elastic import generations, wait_for_first_epoch
 from test_ssh import end_of, namespaces, two  # noqa: F401
 
@@ -78,8 +78,8 @@ def test_an_agent_that_is_not_needed(two, gradus):  # noqa: F811
 
 def test_agents_come_later_and_go(two, gradus, job, undisturbed):  # noqa: F811
     output = two.folder / "out"
-    with slowed(two):
-        join = Join(two, "-np", 2, "--max-workers", 4, "--output", output, job)
+    with unhurried(two.folder) as slow:
+        join = Join(two, "-np", 2, "--max-workers", 4, "--output", output, "--chaos", slow, job)
         join.agent(0)
         wait_for_first_epoch(output)
         lost = join.agent(1)
@@ -110,8 +110,8 @@ def launcher_of(join):
 def test_all_workers_are_killed(two, gradus, job, undisturbed):  # noqa: F811
     """The agents are there: they offer their hosts again, and the job is restarted there."""
     output = two.folder / "out"
-    with slowed(two):
-        join = Join(two, "-np", 4, "--output", output, job)
+    with unhurried(two.folder) as slow:
+        join = Join(two, "-np", 4, "--output", output, "--chaos", slow, job)
         join.agent(0)
         join.agent(1)
         wait_for_first_epoch(output)
@@ -124,8 +124,8 @@ def test_all_workers_are_killed(two, gradus, job, undisturbed):  # noqa: F811
 
 def test_all_agents_are_killed_and_others_come(two, gradus, job, undisturbed):  # noqa: F811
     output = two.folder / "out"
-    with slowed(two):
-        join = Join(two, "-np", 2, "--output", output, job)
+    with unhurried(two.folder) as slow:
+        join = Join(two, "-np", 2, "--output", output, "--chaos", slow, job)
         lost = join.agent(0)
         wait_for_first_epoch(output)
         lost.kill()
@@ -144,9 +144,9 @@ def test_all_agents_are_killed_and_others_come(two, gradus, job, undisturbed):  
 ])
 def test_no_agent_comes_back(two, gradus, job, end, code, words):  # noqa: F811
     output = two.folder / "out"
-    with slowed(two):
+    with unhurried(two.folder) as slow:
         join = Join(two, "-np", 2, "--start-timeout", "12s" if end == "nobody" else "60s",
-                    "--output", output, job)
+                    "--output", output, "--chaos", slow, job)
         lost = join.agent(0)
         wait_for_first_epoch(output)
         lost.kill()

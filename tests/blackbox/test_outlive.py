@@ -339,9 +339,9 @@ def test_wait_gives_the_exit_code_that_nobody_received(host, echo):
 
 def test_job_grows_without_a_launcher_and_with_another(host, job, undisturbed, tmp_path):
     output = tmp_path / "out"
-    launcher = host.start("run", "-np", 2, "--max-workers", 4, "--name", "digits", "--output",
-                          output, job)
-    with unhurried(lambda: workers_of(host)):
+    with unhurried(tmp_path) as slow:
+        launcher = host.start("run", "-np", 2, "--max-workers", 4, "--name", "digits", "--output",
+                              output, "--chaos", slow, job)
         read_lines(launcher.stdout, 1)
         launcher.kill()
         launcher.communicate(timeout=TIMEOUT_S)
@@ -359,9 +359,9 @@ def test_job_grows_without_a_launcher_and_with_another(host, job, undisturbed, t
 
 def test_attached_job_replaces_workers(host, job, undisturbed, tmp_path):
     output = tmp_path / "out"
-    launcher = host.start("run", "-np", 2, "--chaos", "kill:rank=1@step=200", "--name", "digits",
-                          "--output", output, job)
-    with unhurried(lambda: workers_of(host)):
+    with unhurried(tmp_path) as slow:
+        launcher = host.start("run", "-np", 2, "--chaos", f"kill:rank=1@step=200; {slow}",
+                              "--name", "digits", "--output", output, job)
         read_lines(launcher.stdout, 1)
         launcher.kill()
         launcher.communicate(timeout=TIMEOUT_S)

@@ -6,7 +6,8 @@ import random
 import signal
 
 import pytest
-from conftest import TIMEOUT_S, lines_of, run_undisturbed, seeds, sha256_of, wait_until
+from conftest import (TIMEOUT_S, lines_of, run_undisturbed, seeds, sha256_of, unhurried,
+                      wait_for_event, wait_until)
 from processes import agents_of, children
 
 EPOCHS = 12
@@ -117,12 +118,13 @@ def test_killed_in_a_round_of_local_steps(gradus, local_job, local_undisturbed, 
 
 
 def test_the_last_one_goes_on_alone(gradus, job, undisturbed, tmp_path):
-    launcher = gradus.start("run", "-np", 4, "--restarts", 0, "--output", tmp_path / "out", job)
-    metrics = tmp_path / "out" / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and "epoch" in metrics.read_text(), "the first epoch")
-    for left in (3, 2, 1):
-        os.kill(workers_of(launcher)[0], signal.SIGKILL)  # rank 0, whoever that is
-        wait_until(lambda: len(workers_of(launcher)) == left, "its end")
+    with unhurried(tmp_path) as slow:
+        launcher = gradus.start("run", "-np", 4, "--restarts", 0, "--chaos", slow, "--output",
+                                tmp_path / "out", job)
+        wait_for_event(tmp_path / "out", "epoch")
+        for left in (3, 2, 1):
+            os.kill(workers_of(launcher)[0], signal.SIGKILL)  # rank 0, whoever that is
+            wait_until(lambda: len(workers_of(launcher)) == left, "its end")
     out, err = launcher.communicate(timeout=TIMEOUT_S)
     assert launcher.returncode == 0, err
     assert sha256_of(tmp_path / "out") == undisturbed
@@ -132,12 +134,12 @@ def test_the_last_one_goes_on_alone(gradus, job, undisturbed, tmp_path):
 
 
 def test_too_few_are_left(gradus, job, tmp_path):
-    launcher = gradus.start("run", "-np", 4, "--min-workers", 3, "--restarts", 0, "--output",
-                            tmp_path / "out", job)
-    metrics = tmp_path / "out" / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and "epoch" in metrics.read_text(), "the first epoch")
-    for pid in workers_of(launcher)[:2]:
-        os.kill(pid, signal.SIGKILL)
+    with unhurried(tmp_path) as slow:
+        launcher = gradus.start("run", "-np", 4, "--min-workers", 3, "--restarts", 0, "--chaos",
+                                slow, "--output", tmp_path / "out", job)
+        wait_for_event(tmp_path / "out", "epoch")
+        for pid in workers_of(launcher)[:2]:
+            os.kill(pid, signal.SIGKILL)
     _, err = launcher.communicate(timeout=TIMEOUT_S)
     assert launcher.returncode == 1
     assert "was killed by signal 9 (Killed)" in err

@@ -86,8 +86,8 @@ def kill_at_rest(host):
 def test_deputy_goes_on(host, job, undisturbed, tmp_path, flags):
     """Again and again, with the same workers, and without a step that is repeated."""
     output = tmp_path / "out"
-    launcher = host.start("run", "-np", 4, *flags, "--output", output, job)
-    with unhurried(lambda: workers_of(host)), contextlib.ExitStack() as stack:
+    with unhurried(tmp_path, step=67) as slow, contextlib.ExitStack() as stack:
+        launcher = host.start("run", "-np", 4, *flags, "--chaos", slow, "--output", output, job)
         read_lines(launcher.stdout, 3)
         workers = workers_of(host)
         stack.enter_context(frozen(workers[1:]))
@@ -204,9 +204,9 @@ def test_killed_deputy_is_replaced(host, echo, tmp_path):  # noqa: F811
 @pytest.mark.parametrize("orphans", ["end", "finish"])
 def test_from_the_newest_checkpoint(host, job, undisturbed, tmp_path, orphans):
     output = tmp_path / "out"
-    launcher = host.start("run", "-np", 4, "--checkpoint-every", "20 steps", "--output", output,
-                          "--name", "digits", "--orphans", orphans, job)
-    with unhurried(lambda: workers_of(host)):
+    with unhurried(tmp_path) as slow:
+        launcher = host.start("run", "-np", 4, "--checkpoint-every", "20 steps", "--output", output,
+                              "--name", "digits", "--orphans", orphans, "--chaos", slow, job)
         wait_for_checkpoint(output)
         pid = kill_supervisor(host)
     _, err = finish(launcher)
@@ -223,8 +223,9 @@ def test_from_the_first_step(host, job, undisturbed, tmp_path):
     """Without checkpoints, and without a name."""
     output, logs = tmp_path / "out", tmp_path / "logs"
     logs.mkdir()
-    launcher = host.start("run", "-np", 2, "--output", output, "--log-dir", logs, job)
-    with unhurried(lambda: workers_of(host)):
+    with unhurried(tmp_path) as slow:
+        launcher = host.start("run", "-np", 2, "--output", output, "--log-dir", logs, "--chaos",
+                              slow, job)
         read_lines(launcher.stdout, 1)
         kept, = jobs_of(host)
         kill_supervisor(host)
@@ -359,9 +360,10 @@ def test_children_of_before_are_left_alone_by_who_supervises(host, tmp_path):  #
 def test_the_same_line_goes_on(host, job, undisturbed, tmp_path):
     """When nobody was attached."""
     output = tmp_path / "out"
-    words = ["run", "-np", 4, "--checkpoint-every", "20 steps", "--output", output, job]
-    launcher = host.start(*words)
-    with unhurried(lambda: workers_of(host)):
+    with unhurried(tmp_path) as slow:
+        words = ["run", "-np", 4, "--checkpoint-every", "20 steps", "--output", output, "--chaos",
+                 slow, job]
+        launcher = host.start(*words)
         wait_for_checkpoint(output)
         kept, = jobs_of(host)
         lose(host, launcher, kept["name"])
@@ -428,9 +430,9 @@ def test_another_line_takes_the_name_of_a_lost_job(host, tmp_path):
 def test_attached_launcher_restarts_it(host, job, undisturbed, tmp_path):
     """It knows the command line, the environment and the folder of the supervisor."""
     output = tmp_path / "out"
-    launcher = host.start("run", "-np", 4, "--name", "digits", "--checkpoint-every", "20 steps",
-                          "--output", "out", job, env={"GRADUS_LOG": "info"})
-    with unhurried(lambda: workers_of(host)):
+    with unhurried(tmp_path) as slow:
+        launcher = host.start("run", "-np", 4, "--name", "digits", "--checkpoint-every", "20 steps",
+                              "--output", "out", "--chaos", slow, job, env={"GRADUS_LOG": "info"})
         wait_for_checkpoint(output)
         launcher.kill()
         launcher.communicate(timeout=TIMEOUT_S)
