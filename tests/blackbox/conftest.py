@@ -39,6 +39,10 @@ def wait_until(condition, what, timeout_s=TIMEOUT_S):
         pause.poll(5)
 
 
+# --chaos of a job that is to go on for as long as it takes, and to leave the cores to others.
+LEISURELY = "slow:rank=0,by=20ms,again"
+
+
 @contextlib.contextmanager
 def unhurried(folder, step=23):
     """What --chaos is to be so that a job goes on, but is not over before this context is left,

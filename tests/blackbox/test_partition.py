@@ -3,14 +3,13 @@
 import contextlib
 import json
 import os
-import pathlib
 import subprocess
 import sys
 import tempfile
 import threading
 
 import pytest
-from conftest import wait_until
+from conftest import LEISURELY, wait_until, write_digits
 from test_elastic import generations, wait_for_first_epoch
 from test_ssh import cluster_of
 
@@ -19,14 +18,6 @@ import hosts as namespaces  # noqa: E402
 
 PATIENCE_S = 60
 CONTROL, LINKS = 0, 1   # networks: by the first the coordinator is reached, by the second ranks
-
-
-def endless_job(folder):
-    source = pathlib.Path(os.environ["GRADUS_SOURCE_DIR"]) / "examples/digits"
-    text = (source / "mlp.yaml").read_text().replace("epochs: 40", "epochs: 100000")
-    job = folder / "mlp.yaml"
-    job.write_text(text.replace("file: digits.csv.gz", f"file: {source}/digits.csv.gz"))
-    return job
 
 
 class Job:
@@ -39,7 +30,8 @@ class Job:
         self.hosts = hosts
         with tempfile.TemporaryFile() as document:
             subprocess.run([gradus, "run", "--dry-run", "--json", "--output", folder / "out",
-                            endless_job(folder)], stdout=document, check=True)
+                            "--chaos", LEISURELY, write_digits(folder, 100000)],
+                           stdout=document, check=True)
             self.coordinator, self.ranks = hosts.start(
                 [gradus, "worker"], env=env, stdin=document, stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT, text=True, errors="replace", **more)
@@ -146,7 +138,8 @@ def test_a_job_of_gradus_run_goes_on(gradus, tmp_path):
     output = tmp_path / "out"
     with cluster_of(3, gradus, tmp_path, networks=2) as three:
         launcher = three.start("-np", 3, "-H", ",".join(three.names), "--host-timeout", "1s",
-                               "--restarts", 0, "--output", output, endless_job(tmp_path),
+                               "--restarts", 0, "--output", output, "--chaos", LEISURELY,
+                               write_digits(tmp_path, 100000),
                                GRADUS_INTERFACE=f"10.{77 + LINKS}.0.0/24")
         wait_for_first_epoch(output)
         # What goes from there to the launcher by this network goes to nobody.

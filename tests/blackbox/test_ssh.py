@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import MARK, Process, TIMEOUT_S, wait_until
+from conftest import LEISURELY, MARK, Process, TIMEOUT_S, wait_until, write_digits
 
 sys.path.insert(0, os.path.join(os.environ["GRADUS_SOURCE_DIR"], "bench", "hosts"))
 import hosts as namespaces  # noqa: E402
@@ -314,12 +314,10 @@ def test_a_host_is_lost_and_the_others_go_on(two):
 
 
 @pytest.mark.parametrize("where", ["here", "there"])
-def test_a_killed_agent_costs_the_workers_of_its_host(two, gradus, where):
+def test_a_killed_agent_costs_the_workers_of_its_host(two, where):
     """The others go on; the host gets another agent, and that starts other workers."""
-    digits = gradus.source / "examples/digits"
-    text = (digits / "mlp.yaml").read_text().replace("epochs: 40", "epochs: 100000")
-    (two.folder / "mlp.yaml").write_text(text.replace("file: ", f"file: {digits}/"))
-    launcher = two.start("-H", f"localhost:2,{two.names[1]}:2", "mlp.yaml")
+    write_digits(two.folder, 100000)
+    launcher = two.start("-H", f"localhost:2,{two.names[1]}:2", "--chaos", LEISURELY, "mlp.yaml")
     while not launcher.stdout.readline().startswith("epoch"):
         pass
 
@@ -347,12 +345,11 @@ def test_a_cable_is_cut(two, gradus):
     gradus.wait_for_nothing()
 
 
-def test_a_cable_is_cut_and_the_others_go_on(two, gradus):
+def test_a_cable_is_cut_and_the_others_go_on(two):
     """Both the ranks and their launcher notice: the ranks take --host-timeout as well."""
-    digits = gradus.source / "examples/digits"
-    text = (digits / "mlp.yaml").read_text().replace("epochs: 40", "epochs: 100000")
-    (two.folder / "mlp.yaml").write_text(text.replace("file: ", f"file: {digits}/"))
-    launcher = two.start("-H", both(two), "--host-timeout", SILENCE, "mlp.yaml")
+    write_digits(two.folder, 100000)
+    launcher = two.start("-H", both(two), "--host-timeout", SILENCE, "--chaos", LEISURELY,
+                         "mlp.yaml")
     while not launcher.stdout.readline().startswith("epoch"):
         pass
     namespaces.ip("-n", two.made.names[1], "link", "set", "eth0", "down")
