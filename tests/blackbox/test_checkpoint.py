@@ -15,7 +15,7 @@ import subprocess
 
 import pytest
 
-from conftest import TIMEOUT_S, is_sanitized, read_lines, sha256_of, wait_until
+from conftest import TIMEOUT_S, read_lines, sha256_of, unhurried, wait_until
 from test_recovery import workers_of
 
 JOB = """
@@ -31,10 +31,10 @@ output: out
 """
 
 
-# Of the steps of jobs that last until something is done to them: sanitizers make each longer.
-PART = 4 if is_sanitized() else 1
-# Steps that take longer than the writing of a checkpoint: then none is left out.
-SLOW = {"batch": 1024, "units": 512}
+# Weights that take a while to write, and steps that take longer than that: then no checkpoint is
+# left out.
+LARGE = {"batch": 64, "units": 512}
+SLOW = ["--chaos", "slow:rank=0,by=15ms,again"]
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_checkpoint_killed_at_random_moments_same_bits(gradus, job, tmp_path, ki
     every, seed = 5, random.randrange(1 << 30)
     print(f"seed {seed}")
     dice = random.Random(seed)
-    name = job(steps=100, **SLOW, more="distribution: {shards: 4}\n"
+    name = job(steps=100, **LARGE, more="distribution: {shards: 4}\n"
                f"checkpoint: {{every: {every} steps, keep: 3}}")
     calm = calm_hash(gradus, name, 2)
     out = tmp_path / "out"
@@ -112,7 +112,7 @@ def test_checkpoint_killed_at_random_moments_same_bits(gradus, job, tmp_path, ki
         reached, names = last_step(out), checkpoints(out / "checkpoints")
         durable = int(names[-1][5:]) if names else 0
         run = gradus.start("run", "-np", dice.choice([1, 2, 3, 4]), "--restarts", 0, "--json",
-                           "--resume", name)
+                           "--resume", *SLOW, name)
         first = {"event": ""}
         while first["event"] != "start":  # what the last one had written for nobody
             line = run.stdout.readline()
@@ -145,13 +145,13 @@ def test_checkpoint_killed_at_random_moments_same_bits(gradus, job, tmp_path, ki
 
 
 def test_killed_while_one_is_written(gradus, job, tmp_path):
-    name = job(steps=2000 // PART,
+    name = job(steps=400,
                more="distribution: {shards: 2}\ncheckpoint: {every: 5 steps, keep: 2}")
     calm = calm_hash(gradus, name)
     folder = tmp_path / "out" / "checkpoints"
     for _ in range(5):
         # Nobody reads here what it and the last one say, which is more than a pipe holds.
-        run = gradus.start("run", "-np", 2, "--json", "--resume", name,
+        run = gradus.start("run", "-np", 2, "--json", "--resume", *SLOW, name,
                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_until(lambda: run.poll() is not None or list(folder.glob(".step*")),
                    "a half-written checkpoint")
@@ -170,10 +170,10 @@ def rank_pid(gradus, rank):
 
 def test_the_next_rank_0_goes_on_writing(gradus, job, tmp_path):
     """Who writes is killed while it writes: another one takes the folder over."""
-    name = job(steps=60, **SLOW, more="distribution: {shards: 4}\ncheckpoint: {every: 5 steps}")
+    name = job(steps=60, **LARGE, more="distribution: {shards: 4}\ncheckpoint: {every: 5 steps}")
     calm = calm_hash(gradus, name)
     folder = tmp_path / "out" / "checkpoints"
-    run = gradus.start("run", "-np", 3, "--json", name)
+    run = gradus.start("run", "-np", 3, "--json", *SLOW, name)
     wait_until(lambda: checkpoints(folder) and list(folder.glob(".step*")),
                "a half-written checkpoint")
     os.kill(rank_pid(gradus, 0), signal.SIGKILL)
@@ -194,15 +194,16 @@ ENDLESS = "distribution: {shards: 4}\n"
                                   "distribution: {shards: 4, strategy: local, sync_every: 4}"])
 @pytest.mark.parametrize("whom", ["launcher", "worker"])
 def test_sigterm_ends_with_a_checkpoint(gradus, job, tmp_path, more, whom):
-    name = job(steps=3000 // PART, more=more)
+    name = job(steps=300, more=more)
     calm = calm_hash(gradus, name)
-    run = gradus.start("run", "-np", 3, "--json", name)
-    read_lines(run.stdout, 3)
-    if whom == "launcher":
-        run.terminate()
-    else:
-        os.kill(rank_pid(gradus, 1), signal.SIGTERM)
-    text, message = run.communicate(timeout=TIMEOUT_S)
+    with unhurried(tmp_path) as slow:
+        run = gradus.start("run", "-np", 3, "--json", "--chaos", slow, name)
+        read_lines(run.stdout, 3)
+        if whom == "launcher":
+            run.terminate()
+        else:
+            os.kill(rank_pid(gradus, 1), signal.SIGTERM)
+        text, message = run.communicate(timeout=TIMEOUT_S)
     assert run.returncode == 75, message
     assert "--resume" in message
     stopped = json.loads(text.splitlines()[-1])

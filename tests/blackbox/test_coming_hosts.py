@@ -11,7 +11,7 @@ from conftest import TIMEOUT_S, finish, lines_of, sha256_of, unhurried, wait_unt
 from test_elastic import generations, wait_for_first_epoch
 from test_ssh import both, cluster_of, two  # noqa: F401
 
-EPOCHS = 60
+EPOCHS = 30
 
 
 def finish_as(launcher, output, sha256, epochs=EPOCHS):

@@ -10,7 +10,7 @@ from conftest import (TIMEOUT_S, finish, lines_of, sanitizer_words, seeds, sha25
                       wait_until)
 from test_recovery import kill_one, told, wait_for_moment, workers_of
 
-EPOCHS = 60
+EPOCHS = 30
 
 def generations(output):
     """How many workers each later generation had."""

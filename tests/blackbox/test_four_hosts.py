@@ -8,7 +8,7 @@ from test_coming_hosts import Script, discover, finish_as, start, workers_on
 from test_elastic import generations
 from test_ssh import cluster_of, namespaces
 
-EPOCHS = 60  # little is computed while hosts come, or are missed
+EPOCHS = 30  # little is computed while hosts come, or are missed
 SILENCE_S = "2.0 s"
 MISSED = f"was lost with its 1 worker: nothing was heard of it for {SILENCE_S} (--host-timeout)"
 ALONE = f"nothing was heard of the launcher for {SILENCE_S}: the workers here end"
