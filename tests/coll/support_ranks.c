@@ -192,7 +192,7 @@ uint64_t ranks_run(const ranks_job *job, ranks_function *function, uint64_t may_
     config.threads = job->threads;
     config.segment_bytes = job->segment_bytes > 0 ? job->segment_bytes : config.segment_bytes;
     config.connect_all_max = job->on_demand ? 1 : 0;
-    config.op_timeout_us = job->op_timeout_us > 0 ? job->op_timeout_us : 20000000;
+    config.op_timeout_us = job->op_timeout_us > 0 ? job->op_timeout_us : 80000000;
     config.log_level = 0; /* wrong calls are part of the tests */
     pid_t pids[RANKS_MAX];
     pid_t parent = getpid();

@@ -19,7 +19,7 @@
 
 enum { COUNT = 100, BLOCKS = 4, CALLS = 2 };
 
-static const int64_t PATIENCE_NS = INT64_C(15000000000), A_WHILE_NS = 500000000;
+static const int64_t PATIENCE_NS = INT64_C(60000000000), A_WHILE_NS = 500000000;
 
 typedef struct kind {
     gr_call ours[CALLS], theirs[CALLS]; /* no count: of no more calls */

@@ -21,7 +21,7 @@
 
 enum { KINDS = GR_COLL_RECV + 1, LARGE = 2 << 20 };
 
-static const int64_t PATIENCE_NS = INT64_C(15000000000);
+static const int64_t PATIENCE_NS = INT64_C(60000000000);
 
 typedef struct pairs {
     gr_coll ours, theirs;
