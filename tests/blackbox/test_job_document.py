@@ -52,7 +52,7 @@ def test_a_document_says_what_the_flags_say(gradus, job, tmp_path):
 
 
 def test_no_document_of_a_run_that_cannot_be(gradus, job):
-    done = gradus("run", "--dry-run", "--json", "--chaos", "slow:rank=1,by=2", job)
+    done = gradus("run", "--dry-run", "--json", "--chaos", "slow:rank=1,x2,by=2", job)
     assert done.returncode == 2 and done.stdout == "" and "--chaos" in done.stderr, done
 
 
