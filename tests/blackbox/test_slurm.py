@@ -12,7 +12,8 @@ import socket
 import subprocess
 
 import pytest
-from conftest import TIMEOUT_S, lines_of, run_undisturbed, sha256_of, wait_until, write_digits
+from conftest import (TIMEOUT_S, lines_of, run_undisturbed, sha256_of, unhurried, wait_for_event,
+                      wait_until, write_digits)
 from test_launchers import ADDS, RANKS, check, program
 
 NODES = ("n1", "n2")
@@ -155,14 +156,14 @@ def test_launcher_in_a_step_reaches_all_nodes(gradus, slurm):
 
 
 def test_exit_code_75_puts_the_job_back_into_the_queue(gradus, slurm, tmp_path):
-    job = write_digits(tmp_path, 300)
+    job = write_digits(tmp_path, 20)
     hash_alone = run_alone(tmp_path, job)
-    number = slurm.submit(gradus, gradus.program, "run", "--output", "there", "--resume",
-                          "--checkpoint-every", "1000000 steps", job)
-    metrics = tmp_path / "there/metrics.jsonl"
-    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, "a few epochs")
-    slurm("scancel", "--signal=TERM", "--batch", number)
-    slurm.wait(number, "PENDING")
+    with unhurried(tmp_path) as slow:
+        number = slurm.submit(gradus, gradus.program, "run", "--output", "there", "--resume",
+                              "--checkpoint-every", "1000000 steps", "--chaos", slow, job)
+        wait_for_event(tmp_path / "there", "epoch")
+        slurm("scancel", "--signal=TERM", "--batch", number)
+        slurm.wait(number, "PENDING")
     assert "Restarts=1" in slurm("scontrol", "show", "job", number)
     # Else in two minutes; in the second in which it ended slurmd would take it for the ended one.
     slurm("scontrol", "update", f"JobId={number}", "StartTime=now+2")
@@ -173,19 +174,20 @@ def test_exit_code_75_puts_the_job_back_into_the_queue(gradus, slurm, tmp_path):
 
 
 def test_lost_agent_of_a_node_is_started_again(gradus, slurm, tmp_path):
-    job = write_digits(tmp_path, 200)
+    job = write_digits(tmp_path, 20)
     hash_alone = run_alone(tmp_path, job)
-    number = slurm.submit(gradus, gradus.program, "run", "--output", "there", job)
-    metrics = tmp_path / "there/metrics.jsonl"
-    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, "a few epochs")
-    agents = [pid for pid, name in gradus.remains().items() if name == "gradus-serve"]
-    assert len(agents) == 1
-    os.kill(agents[0], signal.SIGKILL)
+    with unhurried(tmp_path) as slow:
+        number = slurm.submit(gradus, gradus.program, "run", "--output", "there", "--chaos", slow,
+                              job)
+        wait_for_event(tmp_path / "there", "epoch")
+        agent, = [pid for pid, name in gradus.remains().items() if name == "gradus-serve"]
+        os.kill(agent, signal.SIGKILL)
+        wait_for_event(tmp_path / "there", "recovered")
     slurm.wait(number, "COMPLETED", "FAILED")
     out = (tmp_path / "batch.out").read_text()
     assert slurm.state(number) == "COMPLETED", out
     assert "host n2 was lost with its 2 workers" in out, out
-    assert any(line.get("event") == "recovered" for line in lines_of(tmp_path / "there"))
+    assert any(line["event"] == "recovered" for line in lines_of(tmp_path / "there"))
     assert sha256_of(tmp_path / "there") == hash_alone, out
 
 
