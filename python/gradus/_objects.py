@@ -48,6 +48,14 @@ def _allgather(data: bytes, name: str, process_set: ProcessSet) -> bytes:
                           lambda: bytes(outputs[0].owner), arrays=_bytes), process_set, False)
 
 
+def any_of(flag: bool, name: str) -> bool:
+    """Whether the flag is set on any rank: one small allreduce."""
+    memory = _memory(bytes([flag]))
+    return submit(Request(name_of("allreduce", name, global_process_set),
+                          Signature("allreduce", "max", parts=_parts(memory)), [memory], [memory],
+                          lambda: memory.owner[0] > 0), global_process_set, False)
+
+
 def _bytes_of(obj: Any) -> bytes:
     return _pickler.dumps(obj)
 

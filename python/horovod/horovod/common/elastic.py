@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """States of elastic jobs."""
-from gradus.torch.elastic import ObjectState, State
+from gradus._elastic import ObjectState, State
 
 __all__ = ["ObjectState", "State"]
