@@ -98,6 +98,12 @@ class ObjectState(State):
             self._set()
 
 
+def _is_failure(error: Exception) -> bool:
+    """Whether a collective has failed. Where one runs inside of a compiled step, the framework
+    raises an error of its own with the text of ours."""
+    return isinstance(error, HorovodInternalError) or HorovodInternalError.__name__ in str(error)
+
+
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """A decorator of a function whose first argument is a State. When a worker is lost the state of
     the last commit is restored, when workers join or leave it goes on as it is; in both cases the
@@ -110,14 +116,16 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                 if not skip_sync:
                     state.sync()
                 return func(state, *arguments, **named)
-            except HorovodInternalError as error:
+            except HostsUpdatedInterrupt as interrupt:
+                _renew(interrupt)
+                skip_sync = interrupt.skip_sync
+            except Exception as error:
+                if not _is_failure(error):
+                    raise
                 _log.warning("rank %d goes back to the last commit: %s", rank(), error)
                 _renew(error)
                 state.restore()
                 skip_sync = False
-            except HostsUpdatedInterrupt as interrupt:
-                _renew(interrupt)
-                skip_sync = interrupt.skip_sync
             state.on_reset()
     return wrapper
 

@@ -39,10 +39,14 @@ class Ranks:
     def __init__(self, gradus, folder, python=sys.executable, words=()):
         self.gradus = gradus
         self.python = python
-        self.words = words or [python]
+        self.forked = words
         self.folder = folder
         self.environment = {"LIBGRADUS": gradus.library, "PYTHONPATH": str(SOURCE / "python"),
                             "PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+    @property
+    def words(self):
+        return self.forked or [self.python]
 
     def write(self, text):
         path = self.folder / "worker.py"

@@ -180,7 +180,7 @@ def installed(torch_ranks, tmp_path):
     (folder / "entry_points.txt").write_text(f"[{entry[1]}]\ngradus = {entry[2]}\n")
     torch_ranks.environment["PYTHONPATH"] += f":{folder.parent}"
     torch_ranks.environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "1"
-    torch_ranks.words = [torch_ranks.python]  # torch looks for them when it is imported
+    torch_ranks.forked = ()  # torch looks for them when it is imported
     return torch_ranks
 
 

@@ -41,18 +41,19 @@ def value_of(variable: Any) -> Any:
 
 
 def variables_of(optimizer: Any) -> List[Any]:
-    """The variables of an optimizer."""
+    """The variables of an optimizer, and the gradients that add up in it."""
     found = optimizer.variables
-    return list(found() if callable(found) else found)
+    passes = optimizer.__dict__.get("_hvd_passes")
+    return [*(found() if callable(found) else found), *(passes.variables if passes else ())]
 
 
-def state_of(model: Any) -> Optional[List[Tuple[str, Any]]]:
+def state_of(model: Any, optimizer: Any = None) -> Optional[List[Tuple[str, Any]]]:
     """The variables that ranks must begin with alike, with what the program calls them: weights,
-    and the state of the optimizer, which is made where it is not there. None: the model has none
-    before its first batch."""
+    and the state of the optimizer, that of the model where none is given, which is made where it is
+    not there. None: the model has none before its first batch."""
     if not model.built:
         return None
-    optimizer = getattr(model, "optimizer", None)
+    optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
     if optimizer is None:
         return [(label_of(one), one) for one in model.weights]
     if hasattr(optimizer, "build"):
@@ -60,6 +61,9 @@ def state_of(model: Any) -> Optional[List[Tuple[str, Any]]]:
             optimizer.build(model.trainable_variables)
     else:  # the older optimizers of Keras 2
         optimizer._create_all_weights(model.trainable_variables)
+    passes = optimizer.__dict__.get("_hvd_passes")
+    if passes is not None and passes.count > 1:
+        passes.build(model.trainable_variables)
     return [(label_of(one), one) for one in [*model.weights, *variables_of(optimizer)]]
 
 
@@ -69,6 +73,14 @@ def attach(model: Any) -> None:
     sync = getattr(model, "state_sync", None) or getattr(model, "jax_state_sync", None)
     if BACKEND == "jax" and sync is not None:
         sync()
+
+
+def forget_failures() -> None:
+    """With the JAX backend each step that calls Python waits for the one before it, also where that
+    has failed; lets the next one begin anew."""
+    if BACKEND == "jax":
+        from jax._src.dispatch import runtime_tokens
+        runtime_tokens.clear()
 
 
 def learning_rate_of(optimizer: Any) -> float:

@@ -6,7 +6,8 @@ from .. import _numpy
 from .._gradients import label_of
 from .._submit import Average, Made, ReduceOp, op_of
 from .._world import ProcessSet, global_process_set, rank
-from ._framework import BACKEND, value_of
+from ._backends import Compression
+from ._framework import BACKEND, IS_3, keras, value_of
 
 
 def send_variables(named: Sequence[Tuple[str, Any]], root_rank: int,
@@ -44,18 +45,31 @@ def _run(request: Any, process_set: ProcessSet) -> Any:
     return found
 
 
+def _tensor(value: Any) -> Any:
+    if IS_3:
+        return keras.ops.convert_to_tensor(value)
+    import tensorflow as tf
+    return tf.convert_to_tensor(value)
+
+
 def _array(value: Any) -> Any:
     return value_of(value) if hasattr(value, "shape") else value
 
 
 def allreduce(value: Any, name: Optional[str] = None, average: Optional[bool] = None,
               prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-              op: Optional[ReduceOp] = None,
+              op: Optional[ReduceOp] = None, compression: Any = Compression.none,
               process_set: ProcessSet = global_process_set) -> Any:
     """Returns the reduction over all ranks of a number, an array or a tensor, as numpy has it. op:
     Average (as without one), Sum, Adasum, Min, Max, Product."""
-    return _run(_numpy.allreduce([_array(value)], name, op_of(op, average), prescale_factor,
-                                 postscale_factor, process_set), process_set)[0]
+    travels, context = value, None
+    if compression is not Compression.none:  # which is of tensors
+        travels, context = compression.compress(_tensor(value))
+    found = _run(_numpy.allreduce([_array(travels)], name, op_of(op, average), prescale_factor,
+                                  postscale_factor, process_set), process_set)[0]
+    if compression is not Compression.none:
+        found = value_of(compression.decompress(_tensor(found), context))
+    return found
 
 
 def allgather(value: Any, name: Optional[str] = None,

@@ -13,19 +13,31 @@ from ._functions import send_variables
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """All ranks begin with root's weights and state of the optimizer: before the first step, or
-    behind it where the model has no weights until then."""
+    behind it where the model has no weights until then. local_variables stay as they are."""
 
-    def __init__(self, root_rank: int, device: str = "",
+    def __init__(self, root_rank: int, device: str = "", local_variables: Any = None,
                  process_set: ProcessSet = global_process_set) -> None:
         super().__init__()
         self.root_rank = root_rank
         self.process_set = process_set
         self.broadcast_done = False
+        self._local: Dict[int, Any] = {}
+        one = local_variables is not None and hasattr(local_variables, "assign")
+        for variable in [local_variables] if one else local_variables or ():
+            self.register_local_var(variable)
+
+    def register_local_var(self, var: Any) -> None:
+        """This variable stays as it is on each rank."""
+        if not hasattr(var, "assign"):
+            raise ValueError(f"local_variables has a {type(var).__name__}, which is no variable")
+        self._local[id(var)] = var
 
     def _send(self) -> None:
         if self.broadcast_done:
             return
         named = state_of(self.model)
+        if named is not None:
+            named = [pair for pair in named if id(pair[1]) not in self._local]
         # Whether a model is built already may depend on the rank: it was loaded on one, say.
         ready, = _numpy.run([_numpy.allreduce([numpy.int32(named is not None)], "weights_are_there",
                                               Average, 1.0, float(self.process_set.size()),
@@ -64,8 +76,8 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """The learning rate is `initial_lr` times `multiplier`: a number, whose power the epoch is, or
-    a function of the epoch, from start_epoch until before end_epoch.
+    """The learning rate is `initial_lr` times `multiplier` from start_epoch until before end_epoch:
+    times a function of the epoch, or a number to the power of the epochs since start_epoch.
 
     staircase            it changes between epochs; else with each batch
     momentum_correction  the momentum is multiplied by the new rate over the old one for the batch
@@ -81,7 +93,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         if initial_lr is None:
             raise ValueError("initial_lr is None; it is the learning rate, a number")
         self.initial_lr = initial_lr
-        self.multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier ** epoch
+        self.multiplier = multiplier if callable(multiplier) else \
+            lambda epoch: multiplier ** (epoch - start_epoch)
         self.start_epoch = start_epoch
         self.end_epoch = end_epoch
         self.staircase = staircase
@@ -149,5 +162,24 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
                   f"{learning_rate_of(self.model.optimizer):g}.")
 
 
-__all__ = ["BroadcastGlobalVariablesCallback", "LearningRateScheduleCallback",
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+    """Writes the model to `filepath` each time that the metric is better than ever before. The path
+    may also be set later, as the attribute. It is for rank 0 alone."""
+
+    def __init__(self, monitor: str = "val_loss", verbose: int = 0, *,
+                 save_weights_only: bool = False, mode: str = "auto",
+                 save_freq: Union[str, int] = "epoch", filepath: Optional[str] = None) -> None:
+        ending = ".weights.h5" if save_weights_only else ".keras"
+        super().__init__(filepath or f"unnamed{ending}", monitor=monitor, verbose=verbose,
+                         save_best_only=True, save_weights_only=save_weights_only, mode=mode,
+                         save_freq=save_freq)
+        self.filepath = filepath
+
+    def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
+        if self.filepath is None:
+            raise ValueError("BestModelCheckpoint has no path; set callback.filepath before fit")
+        super().on_train_begin(logs)
+
+
+__all__ = ["BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "LearningRateScheduleCallback",
            "LearningRateWarmupCallback", "MetricAverageCallback"]

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from .. import _numpy
 from .._submit import Adasum, Average, Made, Max, Min, Product, ReduceOp, Sum, op_of
-from .._world import (ProcessSet, global_process_set, local_rank, local_size, rank, size, world)
+from .._world import ProcessSet, global_process_set, local_rank, local_size, rank, world
 from ._compression import Compression
 
 # Autograph has nothing to do here: what depends on the rank is known when a graph is made.
@@ -66,7 +66,17 @@ def _allreduce(tensors: Sequence[Any], name: Optional[str], op: ReduceOp, presca
     return run(*(tf.convert_to_tensor(tensor) for tensor in tensors))
 
 
-def _sparse(slices: tf.IndexedSlices, name: Optional[str], op: ReduceOp,
+def _now(function: Callable[[], int]) -> tf.Tensor:
+    """A number of this rank when the graph runs: the ranks may be others than when it was made."""
+    found, = call(lambda: [numpy.int32(function())], [], [tf.int32], [()])
+    return found
+
+
+def _members(process_set: ProcessSet) -> tf.Tensor:
+    return _now(lambda: len(process_set.ranks))
+
+
+def _sparse(slices: tf.IndexedSlices, name: Optional[str], op: ReduceOp, factor: float,
             process_set: ProcessSet) -> tf.IndexedSlices:
     if op not in (Average, Sum):
         raise NotImplementedError(f"allreduce of tf.IndexedSlices with {op!r}; use "
@@ -74,8 +84,10 @@ def _sparse(slices: tf.IndexedSlices, name: Optional[str], op: ReduceOp,
     names = [None if name is None else f"{name}.{part}" for part in ("values", "indices")]
     values = allgather(slices.values, names[0], process_set=process_set)
     indices = allgather(slices.indices, names[1], process_set=process_set)
+    if factor != 1.0:
+        values = values * tf.cast(factor, values.dtype)
     if op is Average:
-        values = values / tf.cast(len(process_set.ranks), values.dtype)
+        values = values / tf.cast(_members(process_set), values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
@@ -84,13 +96,14 @@ def allreduce(tensor: Any, average: Optional[bool] = None, device_dense: str = "
               device_sparse: str = "", compression: Any = Compression.none,
               op: Optional[ReduceOp] = None, prescale_factor: float = 1.0,
               postscale_factor: float = 1.0, name: Optional[str] = None,
-              process_set: ProcessSet = global_process_set) -> Any:
+              process_set: ProcessSet = global_process_set,
+              ignore_name_scope: bool = False) -> Any:
     """Returns the reduction over all ranks of the process set: of a tensor, a variable, or
     tf.IndexedSlices, which are gathered. It is differentiable. op: Average (as without one), Sum,
-    Adasum, Min, Max, Product. The devices are ignored."""
+    Adasum, Min, Max, Product. Devices and ignore_name_scope are ignored."""
     op = op_of(op, average)
     if isinstance(tensor, tf.IndexedSlices):
-        return _sparse(tensor, name, op, process_set)
+        return _sparse(tensor, name, op, prescale_factor * postscale_factor, process_set)
     travels, context = compression.compress(tf.convert_to_tensor(tensor))
     found, = _allreduce([travels], name, op, prescale_factor, postscale_factor, process_set)
     return compression.decompress(found, context)
@@ -102,7 +115,7 @@ def grouped_allreduce(tensors: Sequence[Any], average: Optional[bool] = None,
                       compression: Any = Compression.none, op: Optional[ReduceOp] = None,
                       prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                       process_set: ProcessSet = global_process_set,
-                      name: Optional[str] = None) -> List[Any]:
+                      ignore_name_scope: bool = False, name: Optional[str] = None) -> List[Any]:
     """allreduce of several tensors, which are reduced when every rank has submitted them all."""
     op, pairs = op_of(op, average), []
     for tensor in tensors:
@@ -137,7 +150,7 @@ def grouped_allgather(tensors: Sequence[Any], name: Optional[str] = None,
             totals = _reduce(upstream, None, Average, 1.0, 1.0, process_set)
             rows = tf.stack([tf.shape(tensor)[0] for tensor in inputs])
             every, = _gather([rows[None]], None, process_set)
-            first = tf.reduce_sum(every[:world.engine(process_set).rank], 0)
+            first = tf.reduce_sum(every[:_now(lambda: world.engine(process_set).rank)], 0)
             return [total[first[index]:first[index] + rows[index]]
                     for index, total in enumerate(totals)]
         return _gather(inputs, name, process_set), gradient
@@ -162,7 +175,7 @@ def broadcast(tensor: Any, root_rank: int, name: Optional[str] = None,
     def run(value):
         def gradient(upstream):
             total, = _reduce([upstream], None, Average, 1.0, 1.0, process_set)
-            return total if world.comm().rank == root_rank else tf.zeros_like(total)
+            return total * tf.cast(_now(lambda: rank() == root_rank), total.dtype)
         words = _name(name, value)
         found, = _run(lambda arrays: _as_list(_numpy.broadcast(arrays[0], root_rank, words,
                                                                process_set)),
@@ -194,8 +207,8 @@ def alltoall(tensor: Any, splits: Any = None, name: Optional[str] = None,
     """Sends rows to each rank: equally many, or as `splits` says. Returns the rows that came from
     all ranks, in their order; with splits also how many came from each. It is differentiable."""
     tensor = tf.convert_to_tensor(tensor)
-    members = world.engine(process_set).size
     if splits is None:
+        members = _members(process_set)
         rows = tf.repeat(tf.shape(tensor)[:1], members)
         parts = rows // members + tf.cast(rows % members > 0, tf.int32)  # refused where uneven
     else:
@@ -218,27 +231,28 @@ def _exchange(value: tf.Tensor, parts: tf.Tensor, name: Optional[str],
     return call(lambda array, splits: list(_numpy.run(
         [_numpy.alltoall(array, splits.tolist(), name, process_set)], process_set)[0]),
         [value, parts], [value.dtype, tf.int32],
-        [_gathered(value), [world.engine(process_set).size]])
+        [_gathered(value), [None]])
 
 
 @plain
 def grouped_reducescatter(tensors: Sequence[Any], device_dense: str = "",
                           compression: Any = Compression.none, op: Optional[ReduceOp] = Average,
                           process_set: ProcessSet = global_process_set,
-                          name: Optional[str] = None, prescale_factor: float = 1.0,
-                          postscale_factor: float = 1.0) -> List[tf.Tensor]:
+                          prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+                          name: Optional[str] = None) -> List[tf.Tensor]:
     """Returns of each tensor this rank's rows of the reduction over all ranks; the first ranks have
     one more where the rows do not divide. It is differentiable; the gradient of Sum is multiplied
     by the number of ranks, as Horovod's is."""
     op = op_of(op, None)
-    factor = prescale_factor * postscale_factor * (len(process_set.ranks) if op is Sum else 1)
+    factor = prescale_factor * postscale_factor
 
     @tf.custom_gradient
     def run(*inputs):
         def gradient(*upstream):
             _gradient_op(op, "reducescatter")
-            return _gather([one * tf.cast(factor, one.dtype) for one in upstream], None,
-                           process_set)
+            members = _members(process_set) if op is Sum else 1
+            return _gather([one * tf.cast(factor, one.dtype) * tf.cast(members, one.dtype)
+                            for one in upstream], None, process_set)
         words = _name(name, inputs[0])
         found = _run(lambda arrays: _numpy.reducescatter(
             arrays, words, op, prescale_factor, postscale_factor, process_set), inputs,
@@ -252,29 +266,52 @@ def grouped_reducescatter(tensors: Sequence[Any], device_dense: str = "",
 @plain
 def reducescatter(tensor: Any, device_dense: str = "", compression: Any = Compression.none,
                   op: Optional[ReduceOp] = Average, name: Optional[str] = None,
-                  process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
-                  postscale_factor: float = 1.0) -> tf.Tensor:
+                  process_set: ProcessSet = global_process_set, ignore_name_scope: bool = False,
+                  prescale_factor: float = 1.0, postscale_factor: float = 1.0) -> tf.Tensor:
     """grouped_reducescatter of one tensor."""
-    found, = grouped_reducescatter([tensor], "", compression, op, process_set, name,
-                                   prescale_factor, postscale_factor)
+    found, = grouped_reducescatter([tensor], "", compression, op, process_set, prescale_factor,
+                                   postscale_factor, name)
     return found
 
 
-def _number(function: Callable[[], int], what: str) -> Callable[..., tf.Tensor]:
-    @plain
-    def tensor(*_: Any, **__: Any) -> tf.Tensor:
-        found, = call(lambda: [numpy.int32(function())], [], [tf.int32], [()])
-        return found
-    tensor.__name__ = f"{function.__name__}_op"
-    tensor.__doc__ = what
-    return tensor
+def _set_of(process_set_id: int) -> ProcessSet:
+    world.comm()
+    if process_set_id not in world.sets:
+        raise ValueError(f"there is no process set {process_set_id}; add_process_set makes one, and"
+                         " its process_set_id is the number")
+    return world.sets[process_set_id]
 
 
-rank_op = _number(rank, "rank(), when the graph runs.")
-size_op = _number(size, "size(), when the graph runs.")
-local_rank_op = _number(local_rank, "local_rank(), when the graph runs.")
-local_size_op = _number(local_size, "local_size(), when the graph runs.")
+@plain
+def rank_op(name: Optional[str] = None) -> tf.Tensor:
+    """rank(), when the graph runs."""
+    return _now(rank)
+
+
+@plain
+def local_rank_op(name: Optional[str] = None) -> tf.Tensor:
+    """local_rank(), when the graph runs."""
+    return _now(local_rank)
+
+
+@plain
+def local_size_op(name: Optional[str] = None) -> tf.Tensor:
+    """local_size(), when the graph runs."""
+    return _now(local_size)
+
+
+@plain
+def size_op(process_set_id: int = 0, name: Optional[str] = None) -> tf.Tensor:
+    """The number of ranks of a process set, when the graph runs."""
+    return _now(lambda: _set_of(process_set_id).size())
+
+
+@plain
+def process_set_included_op(process_set_id: int = 0, name: Optional[str] = None) -> tf.Tensor:
+    """1 if this rank belongs to the process set, else 0, when the graph runs."""
+    return _now(lambda: _set_of(process_set_id).included())
+
 
 __all__ = ["allgather", "allreduce", "alltoall", "broadcast", "broadcast_", "grouped_allgather",
            "grouped_allreduce", "grouped_reducescatter", "local_rank_op", "local_size_op",
-           "rank_op", "reducescatter", "size_op"]
+           "process_set_included_op", "rank_op", "reducescatter", "size_op"]

@@ -2,4 +2,4 @@
 """horovod.tensorflow.keras, which gradus.keras has."""
 from gradus.keras import *  # noqa: F401,F403
 
-from . import callbacks  # noqa: F401
+from . import callbacks, elastic  # noqa: F401

@@ -1,0 +1,3 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovod.tensorflow.keras.elastic, which gradus.keras.elastic has."""
+from gradus.keras.elastic import *  # noqa: F401,F403
