@@ -168,6 +168,133 @@ def graphs():
             same("graph", session.run(x), 1.0 - 0.5 * (n - 1) / 2)
 
 
+class Layer:
+    """What a tape reads of a layer."""
+
+    built = True
+
+    def __init__(self, *variables):
+        self.trainable_weights = list(variables)
+
+
+def local_sources(how):
+    """Gradients of some variables stay with their rank, of which each may have another number."""
+    kernel, table = tf.Variable(tf.ones([2])), tf.Variable(tf.ones([4, 2]))
+    mine = [tf.Variable(float(part + 1)) for part in range(me + 1)]
+    sources = [*mine, kernel, table]
+
+    def run(scale):
+        with tf.GradientTape() as tape:
+            loss = sum(one * one for one in mine) + tf.reduce_sum(kernel * float(me)) + \\
+                tf.reduce_sum(tf.gather(table, [1, 3])) * 2.0
+        tape = hvd.PartialDistributedGradientTape(
+            tape, local_layers=[Layer(*mine), Layer(table)], scale_local_gradients=scale)
+        local, others = tape.get_local_and_global_gradients(loss, sources)
+        assert [one for one, _ in local] == [*mine, table] and others[0][0] is kernel
+        return [gradient for _, gradient in local] + [others[0][1]]
+    for scale in (True, False):
+        *own, sparse, total = how(lambda: run(scale))()
+        by = n if scale else 1
+        same("local", own, [2.0 * (part + 1) / by for part in range(me + 1)])
+        same("global", total, [(n - 1) / 2] * 2)
+        assert isinstance(sparse, tf.IndexedSlices)
+        same("local sparse", sparse.values, np.full((2, 2), 2 / by))
+        same("local sparse", sparse.indices, [1, 3])
+
+
+def optimizers():
+    """Of TensorFlow 1, eagerly: Adasum of steps, a local variable."""
+    sgd = tf.compat.v1.train.GradientDescentOptimizer
+    x, y = tf.Variable(tf.zeros([n])), tf.Variable(1.0)
+    optimizer = hvd.DistributedOptimizer(sgd(0.5), op=hvd.Adasum)
+    optimizer.register_local_var(y)
+    for _ in range(2):  # what the ranks do has nothing in common: it adds up
+        optimizer.minimize(lambda: (me + 1.0) * x[me] + y * me, var_list=[x, y])
+    same("adasum", x, -np.arange(1.0, n + 1))
+    same("adasum local", y, 1.0 - me)
+    optimizer = hvd.DistributedOptimizer(sgd(0.5), op=hvd.Adasum)
+    optimizer.minimize(lambda: tf.reduce_sum(x), var_list=[x])  # all the same: it counts once
+    same("adasum", x, -np.arange(1.0, n + 1) - 0.5)
+    optimizer = hvd.DistributedOptimizer(sgd(1.0), op=hvd.Sum, scale_local_gradients=False)
+    optimizer.register_local_var(y)
+    optimizer.minimize(lambda: tf.reduce_sum(x) * me + y, var_list=[x, y])
+    same("sum", x, -np.arange(1.0, n + 1) - 0.5 - n * (n - 1) / 2)
+    same("local", y, -me)
+
+
+def passes():
+    """Gradients that add up over three passes, in a session whose ranks begin as rank 0."""
+    for average in (False, True):
+        with tf.Graph().as_default():
+            x = tf.compat.v1.get_variable("x", initializer=[float(me + 1)] * 2)
+            optimizer = hvd.DistributedOptimizer(
+                tf.compat.v1.train.MomentumOptimizer(0.5, 0.0), backward_passes_per_step=3,
+                average_aggregated_gradients=average, sparse_as_dense=True)
+            train = optimizer.minimize(tf.reduce_sum(tf.gather(x, [0, 1, 1])) * float(me))
+            with tf.compat.v1.train.MonitoredTrainingSession(
+                    hooks=[hvd.BroadcastGlobalVariablesHook(0)]) as session:
+                expected = np.ones(2)
+                for turn in range(7):
+                    same(("passes", turn), session.run(x), expected)
+                    session.run(train)
+                    if turn % 3 == 2:
+                        expected = expected - 0.5 * np.array([1, 2]) * (n - 1) / 2 * (
+                            1 if average else 3)
+
+
+def states():
+    """What hvd.elastic keeps, and objects as Horovod's interface for TensorFlow sends them."""
+    x, y = tf.Variable([float(me)]), tf.Variable(me)
+    state = hvd.elastic.TensorFlowState([x, y], step=me)
+    state.sync()
+    assert (x.numpy()[0], int(y), state.step) == (0, 0, 0)
+    x.assign([5.0])
+    state.step = 3
+    state.save()
+    x.assign([7.0])
+    state.step = 4
+    state.restore()
+    assert (x.numpy()[0], state.step) == (5, 3)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        x = tf.compat.v1.get_variable("x", initializer=float(me))
+        session.run(tf.compat.v1.global_variables_initializer())
+        state = hvd.elastic.TensorFlowState(session=session)
+        state.sync()
+        assert session.run(x) == 0
+        x.load(9.0, session)
+        state.restore()
+        assert session.run(x) == 0
+        assert hvd.broadcast_object(me, 0, session, "graph") == 0
+    assert hvd.broadcast_object_fn(n - 1, name="f")([me]) == [n - 1]
+    assert hvd.allgather_object(me, name="g") == list(range(n))
+    few = hvd.add_process_set([0])
+    same("size_op", tf.function(lambda: hvd.size_op(few.process_set_id))(), 1)
+    same("included", hvd.process_set_included_op(few.process_set_id), me == 0)
+    slices = tf.IndexedSlices(tf.ones([1]), tf.constant([me]), tf.constant([n]))
+    if few.included():
+        same("set", hvd.allreduce(tf.ones(2), process_set=few, op=hvd.Sum), [1, 1])
+        same("set", hvd.allreduce(slices, process_set=few).values, [1])
+        same("set", hvd.allgather_object(me, process_set=few), [0])
+    hvd.remove_process_set(few)
+    same("scaled", tf.convert_to_tensor(hvd.allreduce(slices, prescale_factor=3.0)), [3 / n] * n)
+
+
+def refusals():
+    sgd = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+    refused(["groups"], lambda: hvd.DistributedOptimizer(sgd, groups="two"))
+    refused(["Average alone"], lambda: hvd.DistributedOptimizer(sgd, op=hvd.Sum,
+                                                                gradient_predivide_factor=2.0))
+    refused(["backward_passes_per_step", "0"],
+            lambda: hvd.DistributedOptimizer(sgd, backward_passes_per_step=0))
+    refused(["no layer"], lambda: hvd.PartialDistributedGradientTape(
+        tf.GradientTape(), local_layers=[3]))
+    refused(["no process set 99"], lambda: hvd.size_op(99))
+    x = tf.Variable(tf.ones([3]))
+    refused(["sparse_as_dense"], lambda: hvd.DistributedOptimizer(
+        sgd, backward_passes_per_step=2).minimize(lambda: tf.reduce_sum(tf.gather(x, [0])), [x]))
+    refused(["no variables"], lambda: hvd.elastic.TensorFlowState())
+
+
 def errors(how):
     x = tf.ones([2 + (me == 1)])
     refused(["allreduce.w", "rank 0", "[2]", "rank 1", "[3]"],
@@ -186,10 +313,10 @@ def errors(how):
 
 
 for how in (lambda function: function, tf.function):
-    for part in (reductions, moves, gradients, errors):
+    for part in (reductions, moves, gradients, local_sources, errors):
         part(how)
-tapes()
-graphs()
+for part in (tapes, graphs, optimizers, passes, states, refusals):
+    part()
 print("done", flush=True)
 '''
 

@@ -98,6 +98,79 @@ for average in (False, True):
         expected = expected - 0.1 * np.sum(every, 0) / n / (2 if average else 1)
     close("passes", model.get_weights(), [expected])
 
+# Adasum of steps: those of all ranks are alike, or have nothing in common.
+for passes in (1, 2):
+    model = linear(n)
+    model.set_weights([np.ones((n, 1), "float32")])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), op=hvd.Adasum,
+                                           backward_passes_per_step=passes,
+                                           average_aggregated_gradients=True), lambda _, y: y)
+    for rows, expected in ((np.eye(n)[[me]], np.full((n, 1), 0.5)),
+                           (np.ones((1, n)), np.zeros((n, 1)))):
+        for _ in range(passes):
+            model.train_on_batch(rows, np.zeros((1, 1)))
+        close(("adasum", passes), model.get_weights(), [expected])
+
+# Layers that stay with their rank.
+for scale in (True, False):
+    layers = [keras.layers.Dense(1, use_bias=False, kernel_initializer="ones") for _ in range(2)]
+    model = keras.Sequential([keras.Input((1,)), *layers])
+    model.compile(hvd.PartialDistributedOptimizer(
+        keras.optimizers.SGD(0.5), local_layers=layers[0], scale_local_gradients=scale),
+        lambda _, y: y)
+    model.train_on_batch(np.full((1, 1), me + 1.0), np.zeros((1, 1)))
+    close(("local", scale), model.get_weights(),
+          [[[1 - 0.5 * (me + 1) / (n if scale else 1)]], [[1 - 0.5 * (n + 1) / 2]]])
+    model.fit(np.zeros((1, 1)), np.zeros((1, 1)), verbose=0, callbacks=[
+        hvd.callbacks.BroadcastGlobalVariablesCallback(
+            n - 1, local_variables=layers[0].trainable_weights)])
+    close("not sent", model.get_weights()[:1],
+          [[[1 - 0.5 * (me + 1) / (n if scale else 1)]]])
+refused(["no layer"], lambda: hvd.PartialDistributedOptimizer(
+    keras.optimizers.SGD(0.5), local_layers=[3]))
+refused(["no weights yet"], lambda: hvd.PartialDistributedOptimizer(
+    keras.optimizers.SGD(0.5), local_layers=keras.layers.Dense(1)))
+refused(["no variable"], lambda: hvd.callbacks.BroadcastGlobalVariablesCallback(
+    0, local_variables=[3]))
+refused(["groups"], lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), groups=[3]))
+
+# A batch norm over the batches of all ranks, of which one is larger, is that of one process.
+def normalized(layer, momentum=0.9):
+    model = keras.Sequential([keras.Input((4, 3)), layer(momentum=momentum),
+                              keras.layers.Flatten(), keras.layers.Dense(
+                                  1, use_bias=False, kernel_initializer="ones")])
+    model.compile(keras.optimizers.SGD(0.1), lambda y, found: (y - found) ** 2)
+    return model
+
+
+BATCHES = [random.normal(size=(2 + (rank == 0), 4, 3)).astype("float32") * (rank + 1) + rank
+           for rank in range(n)]
+WANTED = [random.normal(size=(len(batch), 1)).astype("float32") for batch in BATCHES]
+alone, model = (normalized(layer) for layer in (
+    keras.layers.BatchNormalization, hvd.SyncBatchNormalization))
+rows = sum(map(len, BATCHES))
+model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), op=hvd.Sum),
+              lambda y, found: (y - found) ** 2 * len(BATCHES[me]) / rows)
+for _ in range(2):
+    alone.train_on_batch(np.concatenate(BATCHES), np.concatenate(WANTED))
+    model.train_on_batch(BATCHES[me], WANTED[me])
+close("batch norm", model.get_weights(), alone.get_weights(), 1e-4)
+alike("batch norm", model.get_weights())
+close("evaluation", [model.predict(BATCHES[0], verbose=0)],
+      [alone.predict(BATCHES[0], verbose=0)], 1e-4)
+refused(["fused"], lambda: hvd.SyncBatchNormalization(fused=True))
+
+# The best model of three epochs is kept.
+best = hvd.callbacks.BestModelCheckpoint(monitor="loss")
+refused(["callback.filepath"], lambda: alone.fit(BATCHES[0], WANTED[0], verbose=0,
+                                                 callbacks=[best]))
+best.filepath = f"{sys.argv[3]}/best.{me}.keras"
+model = linear()
+model.compile(keras.optimizers.SGD(0.01), "mse")
+losses = model.fit(X[me, 0], Y[me, 0], epochs=3, verbose=0, callbacks=[best]).history["loss"]
+assert losses == sorted(losses, reverse=True) and len(
+    keras.models.load_model(best.filepath).get_weights()) == 1
+
 # A process set alone, whose other ranks keep their own gradients.
 first = hvd.add_process_set([0])
 step(START - 0.1 * parts[me], process_set=first)
@@ -186,6 +259,9 @@ assert not np.any(late.get_weights()[0])
 
 # Values.
 close("allreduce", [hvd.allreduce(np.float32(me), op=hvd.Sum)], [n * (n - 1) / 2])
+close("compressed", [hvd.allreduce(np.full(3, me + 0.1, "float32"), op=hvd.Sum,
+                                   compression=hvd.Compression.fp16)],
+      [[n * (n - 1) / 2 + 0.1 * n] * 3], 1e-2)
 close("allgather", [hvd.allgather(np.full((me + 1, 2), me))],
       [np.concatenate([np.full((rank + 1, 2), rank) for rank in range(n)])])
 close("broadcast", [hvd.broadcast(keras.ops.ones(2) * me if IS_3 else np.ones(2) * me, n - 1)],

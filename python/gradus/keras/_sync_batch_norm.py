@@ -45,16 +45,22 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
             words["fused"] = False
         super().__init__(*arguments, **words)
 
-    def _moments(self, inputs: Any, *more: Any, **words: Any) -> Tuple[Any, Any]:
-        if not is_initialized():
-            return super()._moments(inputs, *more, **words)
+    def _hvd_moments(self, inputs: Any, axes: Any, mask: Any, keep: bool) -> Tuple[Any, ...]:
         kind = inputs.dtype
         wide = inputs if "64" in str(kind) else _ops.cast(inputs, "float32")
-        if IS_3:
-            axes, keep, mask = self._reduction_axes, False, more[0] if more else words.get("mask")
-        else:
-            axes, keep, mask = more[0], more[1], words.get("mask")
         found = _moments(wide, axes, mask)
         if not keep:
             found = [_ops.squeeze(one, axes) for one in found]
         return tuple(_ops.cast(one, kind) for one in found)
+
+    if IS_3:
+        def _moments(self, inputs: Any, mask: Any) -> Any:
+            if not is_initialized():
+                return super()._moments(inputs, mask)
+            return self._hvd_moments(inputs, self._reduction_axes, mask, False)
+    else:
+        def _moments(self, inputs: Any, reduction_axes: Any, keep_dims: bool,
+                     mask: Any = None) -> Any:
+            if not is_initialized():
+                return super()._moments(inputs, reduction_axes, keep_dims, mask)
+            return self._hvd_moments(inputs, reduction_axes, mask, keep_dims)

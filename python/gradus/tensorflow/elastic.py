@@ -33,6 +33,10 @@ class TensorFlowState(ObjectState):
         self.session = session or tf.compat.v1.get_default_session()
         if not self.variables:
             raise ValueError("TensorFlowState has no variables; pass them: model.variables say")
+        if self.session is not None:  # later the graph may be finalized
+            self._feeds = [tf.compat.v1.placeholder(one.dtype.base_dtype, one.shape)
+                           for one in self.variables]
+            self._assign = [one.assign(feed) for one, feed in zip(self.variables, self._feeds)]
         self._values = self._read()
         super().__init__(broadcast_object, rank, **kwargs)
 
@@ -42,11 +46,11 @@ class TensorFlowState(ObjectState):
         return [numpy.array(one) for one in found]
 
     def _write(self) -> None:
+        if self.session is not None:
+            self.session.run(self._assign, dict(zip(self._feeds, self._values)))
+            return
         for variable, value in zip(self.variables, self._values):
-            if self.session is None:
-                variable.assign(value)
-            else:
-                variable.load(value, self.session)
+            variable.assign(value)
 
     def save(self) -> None:
         self._values = self._read()
