@@ -117,8 +117,8 @@ def check_sparse(reduction: Reduction, label: str) -> None:
 
 
 def exchange(parts: Sequence[Part], arrays: Sequence[Any], reduction: Reduction) -> List[Any]:
-    """Reduces and gathers numpy arrays over the ranks. What depends on the ranks is asked here, when
-    a step runs: a compiled step stays when the ranks change."""
+    """Reduces and gathers numpy arrays over the ranks. What depends on the ranks is asked here,
+    when a step runs: a compiled step stays when the ranks change."""
     if not reduction.process_set.included():
         return list(arrays)
     requests, labels = [], []

@@ -131,3 +131,72 @@ print("done")
 def test_horovod_collectives_of_numpy_are_what_one_process_computes(ranks, count, link):
     ranks.environment["PYTHONPATH"] += ":" + ranks.environment["PYTHONPATH"] + "/horovod"
     assert ranks(count, PROGRAM, flags=["--link", link]) == [["done"]] * count
+
+
+ELASTIC = '''
+import os
+import signal
+import sys
+import numpy
+from gradus import _elastic, _gradients, _numpy, _submit as hvd
+from gradus._engine import HorovodInternalError
+from gradus._objects import broadcast_object
+from gradus._world import global_process_set as everybody, init, rank, size
+
+sys.modules["torch"] = None  # none of this needs a framework
+victim = os.environ["GRADUS_RANK"] == "1" and "GRADUS_JOINING" not in os.environ
+init()
+errors = []
+
+
+class Compression:
+    """None."""
+
+    compress = decompress = None
+
+
+reduction = _gradients.reduction_of("sgd", hvd.Average, 1.0, Compression, False, everybody)
+reduction.register_local(Compression)
+parts = [_gradients.part_of(reduction, index, "w", kind) for index, kind in
+         enumerate(("allreduce", "values", "local"))]
+
+
+@_elastic.run
+def train(state):
+    """Its steps are compiled, so to speak: all that is known when they are made are the parts."""
+    while state.step < 12 or size() < 3:
+        if victim and state.step == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            mean, rows, own = _gradients.exchange(
+                parts, [numpy.ones(2), numpy.full(1, 6.0), numpy.full(1, 6.0)], reduction)
+        except HorovodInternalError as error:
+            errors.append(state.step)
+            raise ValueError(f"step failed: HorovodInternalError: {error}")  # as frameworks do
+        assert rows.tolist() == [6.0 / size()] * size() and own[0] == 6.0 / size()
+        state.weights = state.weights - mean
+        state.step += 1
+        state.commit()
+    return state.step
+
+
+state = _elastic.ObjectState(broadcast_object, rank, step=0, weights=numpy.zeros(2))
+step = train(state)
+assert state.weights.tolist() == [-step] * 2, (state.weights, step)
+
+
+@_elastic.run
+def fail(state):
+    raise ValueError("of the program")
+
+
+try:
+    fail(state)
+except ValueError as error:
+    print(errors, error)
+'''
+
+
+def test_elastic_goes_on_where_a_framework_raises_an_error_of_its_own(ranks):
+    lines = ranks(3, ELASTIC, flags=["--min-workers", 1, "--max-workers", 3, "--restarts", 1])
+    assert sorted(lines) == [["[5] of the program"]] * 2 + [["[] of the program"]]

@@ -95,6 +95,40 @@ def test_horovodrun_refuses_wrong_flags(horovodrun, words, told):
     assert told in horovodrun(*words.split(), code=2).stderr
 
 
+FLAGS = """-np=2 --num-proc=2 --disable-cache --start-timeout=9 --network-interfaces=lo,eth0
+--network-interface=lo --output-filename=logs --verbose -p=22 --ssh-port=22 -i=key
+--ssh-identity-file=key --fusion-threshold-mb=1 --cycle-time-ms=1 --cache-capacity=1
+--hierarchical-allreduce --no-hierarchical-allreduce --hierarchical-allgather
+--no-hierarchical-allgather --torus-allreduce --no-torus-allreduce --autotune --no-autotune
+--autotune-log-file=f --autotune-warmup-samples=3 --autotune-steps-per-sample=10
+--autotune-bayes-opt-max-samples=20 --autotune-gaussian-process-noise=0.8 --min-np=1
+--min-num-proc=1 --max-np=3 --max-num-proc=3 --slots-per-host=2 --elastic-timeout=9
+--reset-limit=3 --blacklist-cooldown-range=1,2 --host-discovery-script=s --timeline-filename=f
+--timeline-mark-cycles --no-timeline-mark-cycles --no-stall-check --stall-check
+--stall-check-warning-time-seconds=5 --stall-check-shutdown-time-seconds=90
+--mpi-threads-disable --no-mpi-threads-disable --mpi-args=a --tcp --binding-args=a
+--num-nccl-streams=1 --thread-affinity=1 --gloo-timeout-seconds=30 --log-level=INFO
+--log-with-timestamp --log-without-timestamp --log-hide-timestamp -prefix-timestamp
+--prefix-output-with-timestamp -H=a:2 --hosts=a:2 -hostfile=f --hostfile=f --gloo --mpi
+--jsrun"""
+
+
+def test_horovodrun_takes_each_flag_of_horovod_alone(ranks):
+    ranks.environment["PYTHONPATH"] += os.pathsep + str(SOURCE / "python" / "horovod")
+    assert ranks(1, """
+        import sys
+        from horovod.runner.launch import _parse, command_of
+        for flag in sys.argv[1].split():
+            name, _, values = flag.partition("=")
+            words = [name, *filter(None, values.split(","))] if "range" in name else \
+                [name, *filter(None, [values])]
+            found = _parse(["-np", "2", *words, "program", "--verbose"])
+            assert found.command == ["program", "--verbose"], flag
+            assert command_of(found)[0][:3] == ["run", "-np", "2"], flag
+        print("done")
+        """, FLAGS) == [["done"]]
+
+
 def test_horovodrun_accepts_what_has_no_meaning(horovodrun):
     flags = ["--mpi", "--mpi-args=-x A", "--thread-affinity", "2", "--torus-allreduce", "--tcp",
              "--blacklist-cooldown-range", "1", "9"]

@@ -76,8 +76,9 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """The learning rate is `initial_lr` times `multiplier` from start_epoch until before end_epoch:
-    times a function of the epoch, or a number to the power of the epochs since start_epoch.
+    """The learning rate is `initial_lr` times `multiplier` from start_epoch until before
+    end_epoch: times a function of the epoch, or a number to the power of the epochs since
+    start_epoch.
 
     staircase            it changes between epochs; else with each batch
     momentum_correction  the momentum is multiplied by the new rate over the old one for the batch
@@ -181,5 +182,5 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
         super().on_train_begin(logs)
 
 
-__all__ = ["BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "LearningRateScheduleCallback",
-           "LearningRateWarmupCallback", "MetricAverageCallback"]
+__all__ = ["BestModelCheckpoint", "BroadcastGlobalVariablesCallback",
+           "LearningRateScheduleCallback", "LearningRateWarmupCallback", "MetricAverageCallback"]
