@@ -67,7 +67,6 @@ static void lay_out_values(gr_model *model)
     for (int i = 0; i < model->layer_count; i++) {
         place_tensors(model, i, true);
     }
-    model->statistics_end = model->values;
     for (int i = model->layer_count - 1; i >= 0; i--) {
         place_tensors(model, i, false);
         model->layers[i].param_end = model->values;

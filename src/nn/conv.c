@@ -11,8 +11,7 @@ enum {
     BACK_WEIGHTS,
     WEIGHTS_IN,      /* for FORWARD */
     WEIGHTS_IN_BACK, /* for BACK_DATA */
-    WEIGHTS_OUT,     /* from BACK_WEIGHTS */
-    OPS
+    WEIGHTS_OUT      /* from BACK_WEIGHTS */
 };
 
 typedef struct conv_settings {

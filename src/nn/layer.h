@@ -166,7 +166,7 @@ struct gr_model {
     gr_layer *layers;
     int tensor_count;
     gr_tensor_info *tensors;
-    size_t values, parameters, statistics_end;
+    size_t values, parameters;
     gr_dnn *dnn; /* of backend oneDNN; else NULL, and all layouts are plain and NULL */
     gr_memory_planner *memory;
     bool *needs_diff; /* by layer: its output's gradient is needed */

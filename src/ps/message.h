@@ -62,7 +62,6 @@ typedef enum gr_ps_kind {
                            * there are, how many vectors of states, numbers, values with states */
     GR_PS_RESTORE_ROWS = 27, /* client: as PUSH_ROWS, each row with its states behind; request with
                               * `count` as RESTORE, and GR_PS_PIECE_... in `first` */
-    GR_PS_KIND_END
 } gr_ps_kind;
 
 enum {

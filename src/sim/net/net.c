@@ -223,9 +223,7 @@ void gr_sim_left(gr_sim_net *net, int rank)
 
 void gr_sim_partition(gr_sim_net *net, const uint8_t *side_of_rank)
 {
-    net->parted = true;
     for (int from = 0; from < net->config.world_size; from++) {
-        net->ranks[from].side = side_of_rank[from];
         for (int to = 0; to < net->config.world_size; to++) {
             gr_sim_stream *stream = gr_sim_stream_of(net, from, to);
             if (side_of_rank[from] == side_of_rank[to]) {
@@ -249,7 +247,6 @@ void gr_sim_partition(gr_sim_net *net, const uint8_t *side_of_rank)
 
 void gr_sim_heal(gr_sim_net *net)
 {
-    net->parted = false;
     for (int from = 0; from < net->config.world_size; from++) {
         for (int to = 0; to < net->config.world_size; to++) {
             gr_sim_stream *stream = gr_sim_stream_of(net, from, to);

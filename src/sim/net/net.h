@@ -39,9 +39,8 @@ typedef struct gr_sim_mesh {
 } gr_sim_mesh;
 
 typedef struct gr_sim_rank {
-    gr_mesh *mesh; /* NULL: not made yet, or gone */
-    bool gone;     /* killed, or its mesh is destroyed */
-    uint8_t side;
+    gr_mesh *mesh;    /* NULL: not made yet, or gone */
+    bool gone;        /* killed, or its mesh is destroyed */
     int64_t again_us; /* it was told to try again for no reason that it could see */
 } gr_sim_rank;
 
@@ -55,7 +54,6 @@ struct gr_sim_net {
     gr_sim_stream *streams; /* [from * world_size + to] */
     gr_sim_message *messages;
     gr_sim_rank *ranks;
-    bool parted;
     gr_sim_wait *wait;
     void *wait_arg;
     uint64_t accepted;
