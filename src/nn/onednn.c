@@ -32,13 +32,32 @@ struct gr_dnn_op {
     dnnl_exec_arg_t args[GR_SLOTS];
 };
 
-/* Which argument of the library a slot is, and how to ask a primitive for its layout. */
-typedef struct slot_rule {
-    gr_slot slot;
+/* Which argument of the library each slot is, and how to ask a primitive for its layout; batch
+ * norm's vectors have no query. */
+static const struct {
     int arg;
     dnnl_query_t query;
     int index;
-} slot_rule;
+} slot_rules[GR_SLOTS] = {
+    [GR_SLOT_SRC] = {DNNL_ARG_SRC, dnnl_query_src_md, 0}, /* and DNNL_ARG_FROM, which is the same */
+    [GR_SLOT_WEIGHTS] = {DNNL_ARG_WEIGHTS, dnnl_query_weights_md, 0},
+    [GR_SLOT_BIAS] = {DNNL_ARG_BIAS, dnnl_query_weights_md, 1},
+    [GR_SLOT_DST] = {DNNL_ARG_DST, dnnl_query_dst_md, 0}, /* and DNNL_ARG_TO */
+    [GR_SLOT_DIFF_SRC] = {DNNL_ARG_DIFF_SRC, dnnl_query_diff_src_md, 0},
+    [GR_SLOT_DIFF_WEIGHTS] = {DNNL_ARG_DIFF_WEIGHTS, dnnl_query_diff_weights_md, 0},
+    [GR_SLOT_DIFF_BIAS] = {DNNL_ARG_DIFF_BIAS, dnnl_query_diff_weights_md, 1},
+    [GR_SLOT_DIFF_DST] = {DNNL_ARG_DIFF_DST, dnnl_query_diff_dst_md, 0},
+    [GR_SLOT_MEAN] = {DNNL_ARG_MEAN, dnnl_query_undef, 0},
+    [GR_SLOT_VARIANCE] = {DNNL_ARG_VARIANCE, dnnl_query_undef, 0},
+    [GR_SLOT_SCALE] = {DNNL_ARG_SCALE, dnnl_query_undef, 0},
+    [GR_SLOT_SHIFT] = {DNNL_ARG_SHIFT, dnnl_query_undef, 0},
+    [GR_SLOT_DIFF_SCALE] = {DNNL_ARG_DIFF_SCALE, dnnl_query_undef, 0},
+    [GR_SLOT_DIFF_SHIFT] = {DNNL_ARG_DIFF_SHIFT, dnnl_query_undef, 0},
+    [GR_SLOT_WORKSPACE] = {DNNL_ARG_WORKSPACE, dnnl_query_workspace_md, 0},
+    [GR_SLOT_SCRATCH] = {DNNL_ARG_SCRATCHPAD, dnnl_query_scratchpad_md, 0},
+};
+_Static_assert(DNNL_ARG_FROM == DNNL_ARG_SRC && DNNL_ARG_TO == DNNL_ARG_DST, "one table for all");
+#define SLOT(name) (UINT32_C(1) << GR_SLOT_##name)
 
 static gr_status dnn_fail(gr_diag *diag, dnnl_status_t status, const char *what)
 {
@@ -290,33 +309,31 @@ static dnnl_status_t op_add(gr_dnn *dnn, gr_dnn_op *op, gr_slot slot, int arg,
     return status;
 }
 
-/* Adds the memory objects of all slots. The vectors of batch norm, of `channels` values each, have
- * no query. */
-static dnnl_status_t op_fill(gr_dnn *dnn, gr_dnn_op *op, const slot_rule *rules, int64_t channels)
+/* Adds the memory objects of the slots. Each vector of batch norm has `channels` values. */
+static dnnl_status_t op_fill(gr_dnn *dnn, gr_dnn_op *op, uint32_t slots, int64_t channels)
 {
     const gr_dnn_desc *vector = NULL;
     if (channels > 0 && !desc_1d(dnn, channels, &vector)) {
         return dnnl_out_of_memory;
     }
     dnnl_status_t status = dnnl_success;
-    for (; status == dnnl_success && rules->arg; rules++) {
-        const gr_dnn_desc *desc =
-            rules->query == dnnl_query_undef
-                ? vector
-                : dnnl_primitive_desc_query_md(op->pd, rules->query, rules->index);
-        status = op_add(dnn, op, rules->slot, rules->arg, desc);
-    }
-    if (status == dnnl_success) {
-        status = op_add(dnn, op, GR_SLOT_SCRATCH, DNNL_ARG_SCRATCHPAD,
-                        dnnl_primitive_desc_query_md(op->pd, dnnl_query_scratchpad_md, 0));
+    for (int slot = 0; slot < GR_SLOTS && status == dnnl_success; slot++) {
+        dnnl_query_t query = slot_rules[slot].query;
+        if ((slots >> slot & 1) != 0) {
+            status =
+                op_add(dnn, op, (gr_slot)slot, slot_rules[slot].arg,
+                       query == dnnl_query_undef
+                           ? vector
+                           : dnnl_primitive_desc_query_md(op->pd, query, slot_rules[slot].index));
+        }
     }
     return status;
 }
 
-/* `status` is the result of making `pd`, which is taken over. */
+/* `status` is the result of making `pd`, which is taken over. Each operation has scratch memory. */
 static gr_status op_make(gr_dnn *dnn, dnnl_status_t status, dnnl_primitive_desc_t pd,
-                         const slot_rule *rules, int64_t channels, const char *what,
-                         gr_dnn_op **op_out, gr_diag *diag)
+                         uint32_t slots, int64_t channels, const char *what, gr_dnn_op **op_out,
+                         gr_diag *diag)
 {
     if (status != dnnl_success) {
         return dnn_fail(diag, status, what);
@@ -329,7 +346,7 @@ static gr_status op_make(gr_dnn *dnn, dnnl_status_t status, dnnl_primitive_desc_
     op->pd = pd;
     status = dnnl_primitive_create(&op->primitive, pd);
     if (status == dnnl_success) {
-        status = op_fill(dnn, op, rules, channels);
+        status = op_fill(dnn, op, slots | SLOT(SCRATCH), channels);
     }
     if (status != dnnl_success) {
         gr_dnn_op_destroy(op);
@@ -383,11 +400,6 @@ gr_status gr_dnn_sgemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n,
 gr_status gr_dnn_linear_forward(gr_dnn *dnn, int64_t batch, int64_t in, int64_t out, bool bias,
                                 bool relu, gr_dnn_op **op_out, gr_diag *diag)
 {
-    static const slot_rule rules[] = {{GR_SLOT_SRC, DNNL_ARG_SRC, dnnl_query_src_md, 0},
-                                      {GR_SLOT_WEIGHTS, DNNL_ARG_WEIGHTS, dnnl_query_weights_md, 0},
-                                      {GR_SLOT_BIAS, DNNL_ARG_BIAS, dnnl_query_weights_md, 1},
-                                      {GR_SLOT_DST, DNNL_ARG_DST, dnnl_query_dst_md, 0},
-                                      {0, 0, 0, 0}};
     gr_dnn_tensors on = {.engine = dnn->engine, .attr = relu ? dnn->attr_relu : dnn->attr};
     bool made = desc_2d(dnn, batch, in, dnnl_ab, &on.src) &&
                 desc_2d(dnn, in, out, dnnl_ba, &on.weights) &&
@@ -395,7 +407,8 @@ gr_status gr_dnn_linear_forward(gr_dnn *dnn, int64_t batch, int64_t in, int64_t 
                 desc_2d(dnn, batch, out, dnnl_ab, &on.dst);
     dnnl_primitive_desc_t pd = NULL;
     dnnl_status_t status = made ? gr_dnn_matmul(&on, &pd) : dnnl_out_of_memory;
-    return op_make(dnn, status, pd, rules, 0, "a linear layer", op_out, diag);
+    return op_make(dnn, status, pd, SLOT(SRC) | SLOT(WEIGHTS) | SLOT(BIAS) | SLOT(DST), 0,
+                   "a linear layer", op_out, diag);
 }
 
 static gr_dnn_windows windows_of(const gr_conv_shape *shape)
@@ -431,11 +444,6 @@ static gr_dnn_tensors back_of(gr_dnn *dnn, const gr_dnn_op *forward)
 gr_status gr_dnn_conv_forward(gr_dnn *dnn, const gr_conv_shape *shape, bool relu,
                               gr_dnn_op **op_out, gr_diag *diag)
 {
-    static const slot_rule rules[] = {{GR_SLOT_SRC, DNNL_ARG_SRC, dnnl_query_src_md, 0},
-                                      {GR_SLOT_WEIGHTS, DNNL_ARG_WEIGHTS, dnnl_query_weights_md, 0},
-                                      {GR_SLOT_BIAS, DNNL_ARG_BIAS, dnnl_query_weights_md, 1},
-                                      {GR_SLOT_DST, DNNL_ARG_DST, dnnl_query_dst_md, 0},
-                                      {0, 0, 0, 0}};
     gr_dnn_tensors on = {.engine = dnn->engine, .attr = relu ? dnn->attr_relu : dnn->attr};
     bool made = desc_any(dnn, shape->batch, shape->channels_in, shape->height_in, shape->width_in,
                          &on.src) &&
@@ -445,7 +453,8 @@ gr_status gr_dnn_conv_forward(gr_dnn *dnn, const gr_conv_shape *shape, bool relu
     gr_dnn_windows windows = windows_of(shape);
     dnnl_primitive_desc_t pd = NULL;
     dnnl_status_t status = made ? gr_dnn_convolution(&on, &windows, &pd) : dnnl_out_of_memory;
-    return op_make(dnn, status, pd, rules, 0, "a convolution", op_out, diag);
+    return op_make(dnn, status, pd, SLOT(SRC) | SLOT(WEIGHTS) | SLOT(BIAS) | SLOT(DST), 0,
+                   "a convolution", op_out, diag);
 }
 
 /* Either half of the backward pass, as `make` describes it. */
@@ -453,48 +462,35 @@ static gr_status conv_backward(gr_dnn *dnn, const gr_conv_shape *shape, const gr
                                dnnl_status_t (*make)(const gr_dnn_tensors *on,
                                                      const gr_dnn_windows *windows,
                                                      dnnl_primitive_desc_t *pd_out),
-                               const slot_rule *rules, gr_dnn_op **op_out, gr_diag *diag)
+                               uint32_t slots, gr_dnn_op **op_out, gr_diag *diag)
 {
     gr_dnn_tensors on = back_of(dnn, forward);
     gr_dnn_windows windows = windows_of(shape);
     dnnl_primitive_desc_t pd = NULL;
     dnnl_status_t status =
         conv_weights(dnn, shape, &on) ? make(&on, &windows, &pd) : dnnl_out_of_memory;
-    return op_make(dnn, status, pd, rules, 0, "a convolution's backward pass", op_out, diag);
+    return op_make(dnn, status, pd, slots, 0, "a convolution's backward pass", op_out, diag);
 }
 
 gr_status gr_dnn_conv_backward_data(gr_dnn *dnn, const gr_conv_shape *shape,
                                     const gr_dnn_op *forward, gr_dnn_op **op_out, gr_diag *diag)
 {
-    static const slot_rule rules[] = {
-        {GR_SLOT_DIFF_SRC, DNNL_ARG_DIFF_SRC, dnnl_query_diff_src_md, 0},
-        {GR_SLOT_WEIGHTS, DNNL_ARG_WEIGHTS, dnnl_query_weights_md, 0},
-        {GR_SLOT_DIFF_DST, DNNL_ARG_DIFF_DST, dnnl_query_diff_dst_md, 0},
-        {0, 0, 0, 0}};
-    return conv_backward(dnn, shape, forward, gr_dnn_convolution_data, rules, op_out, diag);
+    return conv_backward(dnn, shape, forward, gr_dnn_convolution_data,
+                         SLOT(DIFF_SRC) | SLOT(WEIGHTS) | SLOT(DIFF_DST), op_out, diag);
 }
 
 gr_status gr_dnn_conv_backward_weights(gr_dnn *dnn, const gr_conv_shape *shape,
                                        const gr_dnn_op *forward, gr_dnn_op **op_out, gr_diag *diag)
 {
-    static const slot_rule rules[] = {
-        {GR_SLOT_SRC, DNNL_ARG_SRC, dnnl_query_src_md, 0},
-        {GR_SLOT_DIFF_WEIGHTS, DNNL_ARG_DIFF_WEIGHTS, dnnl_query_diff_weights_md, 0},
-        {GR_SLOT_DIFF_BIAS, DNNL_ARG_DIFF_BIAS, dnnl_query_diff_weights_md, 1},
-        {GR_SLOT_DIFF_DST, DNNL_ARG_DIFF_DST, dnnl_query_diff_dst_md, 0},
-        {0, 0, 0, 0}};
-    return conv_backward(dnn, shape, forward, gr_dnn_convolution_weights, rules, op_out, diag);
+    return conv_backward(dnn, shape, forward, gr_dnn_convolution_weights,
+                         SLOT(SRC) | SLOT(DIFF_WEIGHTS) | SLOT(DIFF_BIAS) | SLOT(DIFF_DST), op_out,
+                         diag);
 }
 
 gr_status gr_dnn_pool_forward(gr_dnn *dnn, const gr_conv_shape *shape, bool max,
                               const gr_layout *src, bool training, gr_dnn_op **op_out,
                               gr_diag *diag)
 {
-    static const slot_rule rules[] = {
-        {GR_SLOT_SRC, DNNL_ARG_SRC, dnnl_query_src_md, 0},
-        {GR_SLOT_DST, DNNL_ARG_DST, dnnl_query_dst_md, 0},
-        {GR_SLOT_WORKSPACE, DNNL_ARG_WORKSPACE, dnnl_query_workspace_md, 0},
-        {0, 0, 0, 0}};
     gr_dnn_tensors on = {.src = src->desc, .engine = dnn->engine, .attr = dnn->attr};
     bool made = desc_any(dnn, shape->batch, shape->channels_out, shape->height_out,
                          shape->width_out, &on.dst);
@@ -505,101 +501,74 @@ gr_status gr_dnn_pool_forward(gr_dnn *dnn, const gr_conv_shape *shape, bool max,
                               training ? dnnl_forward_training : dnnl_forward_inference,
                               max ? dnnl_pooling_max : dnnl_pooling_avg_exclude_padding, &pd)
              : dnnl_out_of_memory;
-    return op_make(dnn, status, pd, rules, 0, "pooling", op_out, diag);
+    return op_make(dnn, status, pd, SLOT(SRC) | SLOT(DST) | SLOT(WORKSPACE), 0, "pooling", op_out,
+                   diag);
 }
 
 gr_status gr_dnn_pool_backward(gr_dnn *dnn, const gr_conv_shape *shape, bool max,
                                const gr_dnn_op *forward, gr_dnn_op **op_out, gr_diag *diag)
 {
-    static const slot_rule rules[] = {
-        {GR_SLOT_DIFF_SRC, DNNL_ARG_DIFF_SRC, dnnl_query_diff_src_md, 0},
-        {GR_SLOT_DIFF_DST, DNNL_ARG_DIFF_DST, dnnl_query_diff_dst_md, 0},
-        {GR_SLOT_WORKSPACE, DNNL_ARG_WORKSPACE, dnnl_query_workspace_md, 0},
-        {0, 0, 0, 0}};
     gr_dnn_tensors on = back_of(dnn, forward);
     gr_dnn_windows windows = windows_of(shape);
     dnnl_primitive_desc_t pd = NULL;
     dnnl_status_t status = gr_dnn_pooling_back(
         &on, &windows, max ? dnnl_pooling_max : dnnl_pooling_avg_exclude_padding, &pd);
-    return op_make(dnn, status, pd, rules, 0, "pooling's backward pass", op_out, diag);
+    return op_make(dnn, status, pd, SLOT(DIFF_SRC) | SLOT(DIFF_DST) | SLOT(WORKSPACE), 0,
+                   "pooling's backward pass", op_out, diag);
 }
 
 gr_status gr_dnn_norm_forward(gr_dnn *dnn, const gr_layout *data, int64_t channels, float epsilon,
                               bool running, gr_dnn_op **op_out, gr_diag *diag)
 {
-    static const slot_rule rules[] = {{GR_SLOT_SRC, DNNL_ARG_SRC, dnnl_query_src_md, 0},
-                                      {GR_SLOT_DST, DNNL_ARG_DST, dnnl_query_dst_md, 0},
-                                      {GR_SLOT_MEAN, DNNL_ARG_MEAN, dnnl_query_undef, 0},
-                                      {GR_SLOT_VARIANCE, DNNL_ARG_VARIANCE, dnnl_query_undef, 0},
-                                      {GR_SLOT_SCALE, DNNL_ARG_SCALE, dnnl_query_undef, 0},
-                                      {GR_SLOT_SHIFT, DNNL_ARG_SHIFT, dnnl_query_undef, 0},
-                                      {0, 0, 0, 0}};
     gr_dnn_tensors on = {.src = data->desc, .engine = dnn->engine, .attr = dnn->attr};
     unsigned flags = dnnl_use_scale | dnnl_use_shift;
     dnnl_primitive_desc_t pd = NULL;
     dnnl_status_t status =
         gr_dnn_batch_norm(&on, running ? dnnl_forward_inference : dnnl_forward_training, epsilon,
                           running ? flags | dnnl_use_global_stats : flags, &pd);
-    return op_make(dnn, status, pd, rules, channels, "batch norm", op_out, diag);
+    return op_make(dnn, status, pd,
+                   SLOT(SRC) | SLOT(DST) | SLOT(MEAN) | SLOT(VARIANCE) | SLOT(SCALE) | SLOT(SHIFT),
+                   channels, "batch norm", op_out, diag);
 }
 
 gr_status gr_dnn_norm_backward(gr_dnn *dnn, const gr_dnn_op *forward, int64_t channels,
                                float epsilon, gr_dnn_op **op_out, gr_diag *diag)
 {
-    static const slot_rule rules[] = {
-        {GR_SLOT_SRC, DNNL_ARG_SRC, dnnl_query_src_md, 0},
-        {GR_SLOT_DIFF_SRC, DNNL_ARG_DIFF_SRC, dnnl_query_diff_src_md, 0},
-        {GR_SLOT_DIFF_DST, DNNL_ARG_DIFF_DST, dnnl_query_diff_dst_md, 0},
-        {GR_SLOT_MEAN, DNNL_ARG_MEAN, dnnl_query_undef, 0},
-        {GR_SLOT_VARIANCE, DNNL_ARG_VARIANCE, dnnl_query_undef, 0},
-        {GR_SLOT_SCALE, DNNL_ARG_SCALE, dnnl_query_undef, 0},
+    uint32_t slots = SLOT(SRC) | SLOT(DIFF_SRC) | SLOT(DIFF_DST) | SLOT(MEAN) | SLOT(VARIANCE) |
+                     SLOT(SCALE) | SLOT(DIFF_SCALE) | SLOT(DIFF_SHIFT);
 #if DNNL_VERSION_MAJOR == 2 /* demands this argument without reading it; version 3 refuses it */
-        {GR_SLOT_SHIFT, DNNL_ARG_SHIFT, dnnl_query_undef, 0},
+    slots |= SLOT(SHIFT);
 #endif
-        {GR_SLOT_DIFF_SCALE, DNNL_ARG_DIFF_SCALE, dnnl_query_undef, 0},
-        {GR_SLOT_DIFF_SHIFT, DNNL_ARG_DIFF_SHIFT, dnnl_query_undef, 0},
-        {0, 0, 0, 0}
-    };
     gr_dnn_tensors on = back_of(dnn, forward);
     dnnl_primitive_desc_t pd = NULL;
     dnnl_status_t status =
         gr_dnn_batch_norm_back(&on, epsilon, dnnl_use_scale | dnnl_use_shift, &pd);
-    return op_make(dnn, status, pd, rules, channels, "batch norm's backward pass", op_out, diag);
+    return op_make(dnn, status, pd, slots, channels, "batch norm's backward pass", op_out, diag);
 }
 
 gr_status gr_dnn_gelu_forward(gr_dnn *dnn, const gr_layout *data, gr_dnn_op **op_out, gr_diag *diag)
 {
-    static const slot_rule rules[] = {{GR_SLOT_SRC, DNNL_ARG_SRC, dnnl_query_src_md, 0},
-                                      {GR_SLOT_DST, DNNL_ARG_DST, dnnl_query_dst_md, 0},
-                                      {0, 0, 0, 0}};
     gr_dnn_tensors on = {.src = data->desc, .engine = dnn->engine, .attr = dnn->attr};
     dnnl_primitive_desc_t pd = NULL;
     dnnl_status_t status = gr_dnn_gelu(&on, &pd);
-    return op_make(dnn, status, pd, rules, 0, "GELU", op_out, diag);
+    return op_make(dnn, status, pd, SLOT(SRC) | SLOT(DST), 0, "GELU", op_out, diag);
 }
 
 gr_status gr_dnn_gelu_backward(gr_dnn *dnn, const gr_dnn_op *forward, gr_dnn_op **op_out,
                                gr_diag *diag)
 {
-    static const slot_rule rules[] = {
-        {GR_SLOT_SRC, DNNL_ARG_SRC, dnnl_query_src_md, 0},
-        {GR_SLOT_DIFF_SRC, DNNL_ARG_DIFF_SRC, dnnl_query_diff_src_md, 0},
-        {GR_SLOT_DIFF_DST, DNNL_ARG_DIFF_DST, dnnl_query_diff_dst_md, 0},
-        {0, 0, 0, 0}};
     gr_dnn_tensors on = back_of(dnn, forward);
     dnnl_primitive_desc_t pd = NULL;
     dnnl_status_t status = gr_dnn_gelu_back(&on, &pd);
-    return op_make(dnn, status, pd, rules, 0, "GELU's backward pass", op_out, diag);
+    return op_make(dnn, status, pd, SLOT(SRC) | SLOT(DIFF_SRC) | SLOT(DIFF_DST), 0,
+                   "GELU's backward pass", op_out, diag);
 }
 
 gr_status gr_dnn_reorder(gr_dnn *dnn, const gr_layout *src, const gr_layout *dst,
                          gr_dnn_op **op_out, gr_diag *diag)
 {
-    static const slot_rule rules[] = {{GR_SLOT_SRC, DNNL_ARG_FROM, dnnl_query_src_md, 0},
-                                      {GR_SLOT_DST, DNNL_ARG_TO, dnnl_query_dst_md, 0},
-                                      {0, 0, 0, 0}};
     dnnl_primitive_desc_t pd = NULL;
     dnnl_status_t status = dnnl_reorder_primitive_desc_create(&pd, src->desc, dnn->engine,
                                                               dst->desc, dnn->engine, dnn->attr);
-    return op_make(dnn, status, pd, rules, 0, "a change of layout", op_out, diag);
+    return op_make(dnn, status, pd, SLOT(SRC) | SLOT(DST), 0, "a change of layout", op_out, diag);
 }
