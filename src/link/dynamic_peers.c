@@ -5,10 +5,9 @@
 #include "base/fail.h"
 #include "link/frame.h"
 #include "link/mesh.h"
+#include "link/socket.h"
 
-#include <netinet/in.h>
 #include <string.h>
-#include <sys/socket.h>
 
 /* ---- Changes --------------------------------------------------------------------------------- */
 
@@ -141,35 +140,8 @@ void gr_link_unref(gr_link *link)
     gr_link_free(link);
 }
 
-/* ---- Where peers are ------------------------------------------------------------------------- */
-
-/* The bytes of a socket's address, without its port; 0: it is of no network. */
-static size_t host_of(const struct sockaddr_storage *address, const void **bytes_out)
-{
-    if (address->ss_family == AF_INET) {
-        *bytes_out = &((const struct sockaddr_in *)address)->sin_addr;
-        return sizeof(struct in_addr);
-    }
-    if (address->ss_family == AF_INET6) {
-        *bytes_out = &((const struct sockaddr_in6 *)address)->sin6_addr;
-        return sizeof(struct in6_addr);
-    }
-    return 0;
-}
-
 bool gr_link_same_host(gr_link *link)
 {
-    struct sockaddr_storage own = {0}, peer = {0};
-    socklen_t own_size = sizeof own, peer_size = sizeof peer;
-    const void *here = NULL, *there = NULL;
     int fd = *gr_link_fd(link, 0);
-    if (fd < 0 || getsockname(fd, (struct sockaddr *)&own, &own_size) != 0 ||
-        getpeername(fd, (struct sockaddr *)&peer, &peer_size) != 0) {
-        return false;
-    }
-    if (own.ss_family == AF_UNIX) {
-        return true;
-    }
-    size_t size = host_of(&own, &here);
-    return size > 0 && host_of(&peer, &there) == size && memcmp(here, there, size) == 0;
+    return fd >= 0 && gr_socket_same_host(fd);
 }

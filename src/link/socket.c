@@ -3,6 +3,7 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -28,6 +29,36 @@ bool gr_socket_give_up_after(int fd, int64_t timeout_us)
                gr_socket_set(fd, IPPROTO_TCP, TCP_KEEPINTVL, (int)probe_s) &&
                gr_socket_set(fd, IPPROTO_TCP, TCP_KEEPCNT, PROBES - 1);
     return tcp && gr_socket_set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+}
+
+/* The bytes of a socket's address, without its port; 0: it is of no network. */
+static size_t host_of(const struct sockaddr_storage *address, const void **bytes_out)
+{
+    if (address->ss_family == AF_INET) {
+        *bytes_out = &((const struct sockaddr_in *)address)->sin_addr;
+        return sizeof(struct in_addr);
+    }
+    if (address->ss_family == AF_INET6) {
+        *bytes_out = &((const struct sockaddr_in6 *)address)->sin6_addr;
+        return sizeof(struct in6_addr);
+    }
+    return 0;
+}
+
+bool gr_socket_same_host(int fd)
+{
+    struct sockaddr_storage own = {0}, peer = {0};
+    socklen_t own_size = sizeof own, peer_size = sizeof peer;
+    const void *here = NULL, *there = NULL;
+    if (getsockname(fd, (struct sockaddr *)&own, &own_size) != 0 ||
+        getpeername(fd, (struct sockaddr *)&peer, &peer_size) != 0) {
+        return false;
+    }
+    if (own.ss_family == AF_UNIX) {
+        return true;
+    }
+    size_t size = host_of(&own, &here);
+    return size > 0 && host_of(&peer, &there) == size && memcmp(here, there, size) == 0;
 }
 
 int64_t gr_descriptors_limit(void)

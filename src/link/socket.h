@@ -17,6 +17,9 @@ bool gr_socket_set(int fd, int level, int name, int value);
  * them at least. False: not a tcp connection; the kernel sees both of its ends. */
 bool gr_socket_give_up_after(int fd, int64_t timeout_us);
 
+/* Both ends are on this host: the address is the same. */
+bool gr_socket_same_host(int fd);
+
 /* Raises this process's limit on open files towards `wanted`, as far as its hard limit permits, and
  * returns the limit that holds then. A limit that is high enough is left as it is. */
 int64_t gr_descriptors_raise(int64_t wanted);

@@ -9,7 +9,6 @@
 #include <netinet/tcp.h>
 #include <sched.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -59,24 +58,6 @@ static gr_status open_mesh(gr_mesh *base, const gr_mesh_config *config, gr_diag 
 
 /* ---- Links ----------------------------------------------------------------------------------- */
 
-/* Both ends are on this host: the address is the same. */
-static bool is_local(int fd)
-{
-    struct sockaddr_storage own = {0}, peer = {0};
-    socklen_t own_size = sizeof own, peer_size = sizeof peer;
-    if (getsockname(fd, (struct sockaddr *)&own, &own_size) != 0 ||
-        getpeername(fd, (struct sockaddr *)&peer, &peer_size) != 0 ||
-        own.ss_family != peer.ss_family) {
-        return false;
-    }
-    if (own.ss_family == AF_INET) {
-        const struct sockaddr_in *a = (void *)&own, *b = (void *)&peer;
-        return a->sin_addr.s_addr == b->sin_addr.s_addr;
-    }
-    const struct sockaddr_in6 *a = (void *)&own, *b = (void *)&peer;
-    return own.ss_family == AF_INET6 && memcmp(&a->sin6_addr, &b->sin6_addr, 16) == 0;
-}
-
 static void set_options(gr_link *base, int fd)
 {
     /* Inside a host nothing is lost and nothing needs pacing. An algorithm that paces (bbr) halved
@@ -86,7 +67,7 @@ static void set_options(gr_link *base, int fd)
     (void)gr_socket_set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     (void)gr_socket_give_up_after(fd, base->mesh->peer_timeout_us);
     base->mesh->stats.system_calls += 6;
-    bool local = is_local(fd);
+    bool local = gr_socket_same_host(fd);
     if (local) {
         (void)setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, calm, sizeof calm - 1);
         base->mesh->stats.system_calls += 3;
