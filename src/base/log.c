@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/log.h"
 
-#include "base/fail.h"
 #include "base/text.h"
 
 #include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <string.h>
 
 void gr_log_write(const gr_log *log, gr_log_level level, const char *component, const char *format,
                   ...)

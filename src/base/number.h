@@ -5,7 +5,6 @@
 /* Text to numbers and back, the same in every locale; powers, the same on every machine. */
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 typedef enum gr_number_result {

@@ -5,7 +5,6 @@
 #include "data/csv.h"
 
 #include "base/fail.h"
-#include "base/text.h"
 
 #include <inttypes.h>
 #include <stdio.h>

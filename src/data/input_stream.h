@@ -6,7 +6,6 @@
  * by its name). One thread at a time. */
 
 #include <gradus/status.h>
-#include <stdbool.h>
 
 typedef struct gr_input_stream gr_input_stream;
 

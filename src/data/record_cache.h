@@ -7,7 +7,6 @@
  * from then on any thread may read. */
 
 #include <gradus/status.h>
-#include <stdbool.h>
 
 typedef struct gr_record_cache gr_record_cache;
 

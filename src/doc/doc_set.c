@@ -5,7 +5,6 @@
 #include "doc/doc.h"
 
 #include "base/fail.h"
-#include "base/text.h"
 #include "doc/doc_build.h"
 
 #include <stdio.h>

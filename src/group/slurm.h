@@ -5,7 +5,6 @@
 /* The two notations in which Slurm's variables describe the nodes of a job. Pure functions. */
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 enum { GR_SLURM_NODES_MAX = 1 << 16, GR_SLURM_NAME_BYTES = 256 };

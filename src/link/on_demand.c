@@ -22,8 +22,6 @@
 #include "base/fail.h"
 #include "link/mesh.h"
 
-#include <string.h>
-
 enum {
     WAIT_FOR_PEER_US = 10000000, /* for the other side to connect, before this side does, ... */
     WAIT_UNTOLD_US = 100000,     /* ... where nobody would tell that the other one is gone */

@@ -5,8 +5,6 @@
 /* Where unauthenticated peers come from, so that those of one host get no more than a part of
  * what an acceptor can give. */
 
-#include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <sys/socket.h>
 

@@ -7,7 +7,6 @@
  * meet may share a place. */
 
 #include <gradus/status.h>
-#include <stdbool.h>
 
 enum { GR_NO_BUFFER = -1, GR_MEMORY_ALIGN = 64 };
 

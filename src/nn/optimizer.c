@@ -7,7 +7,6 @@
 #include "nn/passes.h"
 
 #include <stddef.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

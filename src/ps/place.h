@@ -9,7 +9,6 @@
  * hash of the name, and the table says which server has a slot, and which one its replica. */
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 enum {

@@ -4,7 +4,6 @@
 #include "base/fail.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* Ranks and blocks are 16-bit numbers in a plan. */
 enum { WORLD_SIZE_MAX = 4096 };

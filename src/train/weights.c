@@ -4,7 +4,6 @@
 #include "base/fail.h"
 #include "base/hash.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -9,7 +9,6 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* Finds where the rows of each block begin: room for GR_PS_TABLE_BLOCKS + 1. False: the blocks are
  * not ascending, or in one of them its rows are not. */

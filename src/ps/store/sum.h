@@ -8,8 +8,6 @@
 
 #include "coll/reduce/reduce.h"
 
-#include <stdbool.h>
-
 enum {
     GR_PS_PIECE = 512,   /* elements */
     GR_PS_SUM_DEPTH = 40 /* of a tree over shards: log2 of their largest number, and some */

@@ -8,7 +8,6 @@
 #include "ps/store/store_internal.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -4,7 +4,6 @@
 #include "base/clock.h"
 #include "base/fail.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>

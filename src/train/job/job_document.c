@@ -4,7 +4,6 @@
 
 #include "train/job/job_internal.h"
 
-#include "base/config_text.h"
 #include "base/fail.h"
 #include "base/number.h"
 #include "doc/config_node.h"

@@ -4,7 +4,6 @@
  * backward pass goes on, and each rank updates its weights from the sums, which are the same on
  * all. */
 
-#include "base/clock.h"
 #include "base/fail.h"
 #include "coll/comm.h"
 #include "train/strategy/strategy.h"
