@@ -132,13 +132,12 @@ static int shard_rank(const gr_trainer *t, int shard)
     return 0;
 }
 
-static gr_status agree(gr_trainer *t, int64_t *key, gr_diag *diag)
+gr_status gr_not_finite_agree(gr_trainer *trainer, int64_t *key, gr_diag *diag)
 {
+    gr_trainer *t = trainer;
     gr_status status =
         t->gen.world_size > 1 ? gr_allreduce(t->gen.comm, key, 1, GR_I64, GR_MIN) : GR_OK;
-    return status == GR_OK ? status
-                           : gr_trainer_comm_failed(t->gen.comm, status,
-                                                    "the ranks could not agree on a NaN", diag);
+    return gr_trainer_comm_status(t->gen.comm, status, "the ranks could not agree on a NaN", diag);
 }
 
 /* No rank has seen it in what it watches: a large tensor's sum overflowed, in a shard or between
@@ -154,7 +153,7 @@ static gr_status look_again(gr_trainer *t, uint64_t step, int64_t *key, gr_diag 
         return status;
     }
     *key = key_phase(*key) == PHASE_BACKWARD ? *key : INT64_MAX;
-    return agree(t, key, diag);
+    return gr_not_finite_agree(t, key, diag);
 }
 
 gr_status gr_not_finite_fail(gr_trainer *trainer, uint64_t step, int64_t key, const float *sum,
@@ -174,7 +173,7 @@ gr_status gr_not_finite_fail(gr_trainer *trainer, uint64_t step, int64_t key, co
     } else {
         snprintf(what, sizeof what, "the gradient of %.80s became %s", tensor_at(t, at), became);
     }
-    gr_status status = agree(t, &key, diag);
+    gr_status status = gr_not_finite_agree(t, &key, diag);
     if (status == GR_OK && key == INT64_MAX) {
         status = look_again(t, step, &key, diag);
     }

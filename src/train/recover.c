@@ -233,10 +233,9 @@ gr_status gr_recover_agree(gr_trainer *trainer, gr_training_progress *progress, 
         status = bring_up_to_date(trainer, all, progress);
     }
     free(all);
-    if (status != GR_OK) {
-        return gr_trainer_comm_failed(trainer->gen.comm, status,
-                                      "the workers could not agree on where to go on", diag);
+    if (status == GR_OK) {
+        progress->run = (uint64_t)run;
     }
-    progress->run = (uint64_t)run;
-    return GR_OK;
+    return gr_trainer_comm_status(trainer->gen.comm, status,
+                                  "the workers could not agree on where to go on", diag);
 }

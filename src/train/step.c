@@ -14,9 +14,12 @@ enum {
     PIECE_VALUES = 4096 /* 16 KiB: merged while it is in the first cache */
 };
 
-gr_status gr_trainer_comm_failed(const gr_comm *comm, gr_status status, const char *what,
+gr_status gr_trainer_comm_status(const gr_comm *comm, gr_status status, const char *what,
                                  gr_diag *diag)
 {
+    if (status == GR_OK) {
+        return GR_OK;
+    }
     const gr_diag *cause = gr_comm_diag(comm);
     if (cause->status == GR_OK) {
         return gr_fail(diag, status, "%s: %s", what, gr_status_text(status));

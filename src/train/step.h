@@ -118,9 +118,9 @@ float *gr_trainer_state(gr_trainer *trainer, int index, const char **name_out);
 gr_status gr_trainer_load(gr_trainer *trainer, uint64_t first_step, uint64_t total_steps,
                           gr_loader **loader_out, gr_diag *diag) GR_MUST_CHECK;
 
-/* A failure of the communicator in the words of its own diagnosis. */
-gr_status gr_trainer_comm_failed(const gr_comm *comm, gr_status status, const char *what,
-                                 gr_diag *diag);
+/* Returns `status`; a failure of the communicator is told in the words of its own diagnosis. */
+gr_status gr_trainer_comm_status(const gr_comm *comm, gr_status status, const char *what,
+                                 gr_diag *diag) GR_MUST_CHECK;
 
 /* ---- NaN and infinity (notfinite.c) ---------------------------------------------------------- */
 
@@ -134,6 +134,8 @@ gr_status gr_not_finite_watch(gr_trainer *trainer, gr_diag *diag) GR_MUST_CHECK;
  * first place of all. INT64_MAX: nowhere. `values`: the weights from before the step. */
 gr_status gr_not_finite_find(gr_trainer *trainer, const float *values, uint64_t step,
                              int64_t *key_out, gr_diag *diag) GR_MUST_CHECK;
+/* The minimum over the ranks. Collective. */
+gr_status gr_not_finite_agree(gr_trainer *trainer, int64_t *key, gr_diag *diag) GR_MUST_CHECK;
 /* It was in this shard, and nobody knows where. */
 int64_t gr_not_finite_unknown(int shard);
 

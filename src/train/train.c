@@ -146,7 +146,7 @@ static gr_status begin(training_run *r, gr_diag *diag)
     r->epoch_ns = gr_now_ns();
     r->saved_step = r->progress.steps;
     if (status != GR_OK) {
-        return gr_trainer_comm_failed(r->comm, status, "training could not begin", diag);
+        return gr_trainer_comm_status(r->comm, status, "training could not begin", diag);
     }
     bool takes_over = r->lead && r->report.total_steps == 0;
     bool anew = !r->began && r->progress.steps == r->progress.first_step;
@@ -210,9 +210,7 @@ static gr_status find_late(training_run *r, const gr_skew *since, double seconds
                            gr_lateness *late_out, gr_diag *diag)
 {
     gr_status status = gr_lateness_find(r->comm, since, seconds * 1e6 / 20, late_out);
-    return status == GR_OK
-               ? GR_OK
-               : gr_trainer_comm_failed(r->comm, status, "who came late was not collected", diag);
+    return gr_trainer_comm_status(r->comm, status, "who came late was not collected", diag);
 }
 
 /* NaN: of nothing. */
@@ -503,15 +501,12 @@ static gr_status train(training_run *r, gr_diag *diag)
 static gr_status mean_wait_share(training_run *r, double *share_out, gr_diag *diag)
 {
     double share = gr_meter_wait_share(&r->progress.total);
+    gr_status status = GR_OK;
     if (r->trainer.gen.world_size > 1) {
-        gr_status status = gr_allreduce(r->comm, &share, 1, GR_F64, GR_SUM);
-        if (status != GR_OK) {
-            return gr_trainer_comm_failed(r->comm, status, "the waiting times were not collected",
-                                          diag);
-        }
+        status = gr_allreduce(r->comm, &share, 1, GR_F64, GR_SUM);
     }
     *share_out = share / r->trainer.gen.world_size;
-    return GR_OK;
+    return gr_trainer_comm_status(r->comm, status, "the waiting times were not collected", diag);
 }
 
 static gr_status finish(training_run *r, gr_diag *diag)
@@ -584,12 +579,8 @@ static gr_status finish(training_run *r, gr_diag *diag)
 /* Nobody leaves before rank 0 has written everything: if it dies before, another one does. */
 static gr_status wait_for_all(training_run *r, gr_diag *diag)
 {
-    if (r->trainer.gen.world_size == 1) {
-        return GR_OK;
-    }
-    gr_status status = gr_barrier(r->comm);
-    return status == GR_OK ? GR_OK
-                           : gr_trainer_comm_failed(r->comm, status, "the end did not come", diag);
+    gr_status status = r->trainer.gen.world_size > 1 ? gr_barrier(r->comm) : GR_OK;
+    return gr_trainer_comm_status(r->comm, status, "the end did not come", diag);
 }
 
 /* ---- Generations ----------------------------------------------------------------------------- */

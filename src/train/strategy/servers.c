@@ -41,8 +41,11 @@ gr_status gr_servers_prepare(gr_trainer *t, gr_diag *diag)
     return status;
 }
 
-gr_status gr_servers_failed(const gr_servers *servers, gr_status status, gr_diag *diag)
+gr_status gr_servers_status(const gr_servers *servers, gr_status status, gr_diag *diag)
 {
+    if (status == GR_OK) {
+        return GR_OK;
+    }
     const gr_diag *cause = gr_ps_last_error(servers->ps);
     status = gr_fault_of_peer(status) ? GR_E_IO : status;
     return gr_fail(diag, status, "%s",
@@ -53,9 +56,8 @@ static gr_status largest_of_all(gr_trainer *t, int64_t *value, gr_diag *diag)
 {
     gr_status status =
         t->gen.world_size > 1 ? gr_allreduce(t->gen.comm, value, 1, GR_I64, GR_MAX) : GR_OK;
-    return status == GR_OK ? GR_OK
-                           : gr_trainer_comm_failed(t->gen.comm, status,
-                                                    "the ranks could not agree on the run", diag);
+    return gr_trainer_comm_status(t->gen.comm, status, "the ranks could not agree on the run",
+                                  diag);
 }
 
 /* Rank 0 of the first generation chooses a number; who joins later gets it from the others. */
@@ -120,7 +122,7 @@ static gr_status declare(gr_trainer *t, gr_servers *servers, const gr_tensor_inf
     gr_server_tensor *to = &servers->tensors[servers->count];
     gr_status status = gr_ps_declare(servers->ps, &spec, &to->id);
     if (status != GR_OK) {
-        return gr_servers_failed(servers, status, diag);
+        return gr_servers_status(servers, status, diag);
     }
     to->begin = GR_STEP_HEADER + tensor->offset;
     to->end = to->begin + tensor->count;
@@ -137,7 +139,7 @@ static gr_status make_memory(gr_trainer *t, gr_servers *servers, gr_diag *diag)
         void *memory = NULL;
         gr_status status = gr_ps_alloc(servers->ps, bytes, &memory);
         if (status != GR_OK) {
-            return gr_servers_failed(servers, status, diag);
+            return gr_servers_status(servers, status, diag);
         }
         *(i < 0 ? &servers->come : &t->gen.vectors[i]) = memory;
     }
@@ -255,7 +257,7 @@ static gr_status fill(gr_trainer *t, uint64_t step, gr_diag *diag)
         status = give(t, &servers->tensors[i], given);
     }
     if (status != GR_OK) {
-        return gr_servers_failed(servers, status, diag);
+        return gr_servers_status(servers, status, diag);
     }
     status = gr_servers_pull(t, diag);
     for (int i = 0; i < servers->count && status == GR_OK; i++) {
@@ -273,8 +275,9 @@ static gr_status fill(gr_trainer *t, uint64_t step, gr_diag *diag)
 gr_status gr_servers_fill(gr_trainer *t, uint64_t step, gr_diag *diag)
 {
     gr_status status = t->gen.rank == 0 ? fill(t, step, diag) : GR_OK;
-    if (status == GR_OK && t->gen.world_size > 1 && (status = gr_barrier(t->gen.comm)) != GR_OK) {
-        status = gr_trainer_comm_failed(t->gen.comm, status, "the servers were not filled", diag);
+    if (status == GR_OK && t->gen.world_size > 1) {
+        status = gr_trainer_comm_status(t->gen.comm, gr_barrier(t->gen.comm),
+                                        "the servers were not filled", diag);
     }
     return status;
 }
@@ -293,7 +296,7 @@ gr_status gr_servers_gather(gr_trainer *t, uint64_t step, gr_diag *diag)
                                           state + (tensor->begin - GR_STEP_HEADER), NULL);
         }
     }
-    return status == GR_OK ? GR_OK : gr_servers_failed(servers, status, diag);
+    return gr_servers_status(servers, status, diag);
 }
 
 gr_status gr_servers_gather_now(gr_trainer *t, gr_diag *diag)
@@ -308,7 +311,7 @@ gr_status gr_servers_gather_now(gr_trainer *t, gr_diag *diag)
         status = gr_ps_pull_whole_run(servers->ps, tensor->id, 0, servers->come + tensor->begin,
                                       states, count, &tensor->version);
     }
-    return status == GR_OK ? GR_OK : gr_servers_failed(servers, status, diag);
+    return gr_servers_status(servers, status, diag);
 }
 
 size_t gr_servers_take_values(gr_trainer *t)
@@ -347,7 +350,7 @@ static gr_status over(gr_servers *servers, gr_status status, uint64_t version, g
     if (status == GR_OK && pulled >= 0) {
         servers->tensors[pulled].version = version;
     }
-    return status == GR_OK ? GR_OK : gr_servers_failed(servers, status, diag);
+    return gr_servers_status(servers, status, diag);
 }
 
 gr_status gr_servers_wait(gr_trainer *t, gr_diag *diag)
@@ -366,7 +369,7 @@ gr_status gr_servers_wait(gr_trainer *t, gr_diag *diag)
     } while (status == GR_E_TIMEOUT && members == GR_OK && !leaves);
     t->wait_ns += gr_now_ns() - begin_ns;
     if (members != GR_OK) {
-        return gr_trainer_comm_failed(t->gen.comm, members, "a worker is gone", diag);
+        return gr_trainer_comm_status(t->gen.comm, members, "a worker is gone", diag);
     }
     return leaves ? GR_PENDING : over(servers, status, version, diag);
 }
@@ -403,7 +406,7 @@ gr_status gr_servers_push(gr_trainer *t, int tensor, const gr_ps_gradient *push,
             return GR_OK;
         }
         if (status != GR_E_NO_MEMORY || servers->finished == servers->started) {
-            return gr_servers_failed(servers, status, diag);
+            return gr_servers_status(servers, status, diag);
         }
         status = gr_servers_wait(t, diag); /* the oldest makes room */
         if (status != GR_OK) {
@@ -415,13 +418,11 @@ gr_status gr_servers_push(gr_trainer *t, int tensor, const gr_ps_gradient *push,
 gr_status gr_servers_pull(gr_trainer *t, gr_diag *diag)
 {
     gr_servers *servers = t->gen.strategy_state;
-    for (int i = 0; i < servers->count; i++) {
+    gr_status status = GR_OK;
+    for (int i = 0; i < servers->count && status == GR_OK; i++) {
         gr_server_tensor *tensor = &servers->tensors[i];
-        gr_status status = gr_ps_pull_run(servers->ps, tensor->id, 0, servers->come + tensor->begin,
-                                          &tensor->version);
-        if (status != GR_OK) {
-            return gr_servers_failed(servers, status, diag);
-        }
+        status = gr_ps_pull_run(servers->ps, tensor->id, 0, servers->come + tensor->begin,
+                                &tensor->version);
     }
-    return GR_OK;
+    return gr_servers_status(servers, status, diag);
 }

@@ -90,9 +90,10 @@ gr_status gr_servers_wait(gr_trainer *t, gr_diag *diag) GR_MUST_CHECK;
 /* Without waiting. */
 gr_status gr_servers_poll(gr_trainer *t, gr_diag *diag) GR_MUST_CHECK;
 
-/* A failure of the last call in the servers' words. The loss of a server is none of a member: the
+/* Returns `status`; a failure of the last call is told in the servers' words. The loss of a server is none of a member: the
  * group cannot go on without it. */
-gr_status gr_servers_failed(const gr_servers *servers, gr_status status, gr_diag *diag);
+gr_status gr_servers_status(const gr_servers *servers, gr_status status,
+                            gr_diag *diag) GR_MUST_CHECK;
 
 /* What has come becomes the weights; all of it is looked over. Returns the first element of the
  * step vector that is not finite, or its length. */

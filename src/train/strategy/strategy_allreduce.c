@@ -57,9 +57,7 @@ static gr_status warm_up(gr_trainer *t, gr_diag *diag)
         gr_buckets_drain(&t->gen.buckets);
     }
     t->gen.buckets.wait_ns = 0;
-    return status == GR_OK
-               ? GR_OK
-               : gr_trainer_comm_failed(t->gen.comm, status, "the workers could not meet", diag);
+    return gr_trainer_comm_status(t->gen.comm, status, "the workers could not meet", diag);
 }
 
 static gr_status enter(gr_trainer *t, gr_diag *diag)
@@ -117,9 +115,7 @@ static gr_status wait_all(gr_trainer *t, gr_diag *diag)
     }
     gr_buckets_drain(&t->gen.buckets);
     t->wait_ns += t->gen.buckets.wait_ns - wait_ns;
-    return status == GR_OK ? GR_OK
-                           : gr_trainer_comm_failed(t->gen.comm, status,
-                                                    "the gradients could not be reduced", diag);
+    return gr_trainer_comm_status(t->gen.comm, status, "the gradients could not be reduced", diag);
 }
 
 /* Elements of the step vector. False: a gradient is not finite. */

@@ -297,15 +297,11 @@ static gr_status fail_not_finite(gr_trainer *t, uint64_t step, gr_diag *diag)
     const float *sum = t->gen.vectors[0];
     size_t at = gr_first_not_finite(sum, 0, t->length - 1);
     int64_t first = l->bad_step < INT64_MAX ? (int64_t)l->bad_step : INT64_MAX;
-    if (t->gen.world_size > 1) {
-        gr_status status = gr_allreduce(t->gen.comm, &first, 1, GR_I64, GR_MIN);
-        if (status != GR_OK) {
-            return gr_trainer_comm_failed(t->gen.comm, status, "the ranks could not agree on a NaN",
-                                          diag);
-        }
-    }
+    gr_status status = gr_not_finite_agree(t, &first, diag);
     int64_t key = (int64_t)l->bad_step == first ? l->bad_key : INT64_MAX;
-    return gr_not_finite_fail(t, first < INT64_MAX ? (uint64_t)first : step, key, sum, at, diag);
+    return status != GR_OK ? status
+                           : gr_not_finite_fail(t, first < INT64_MAX ? (uint64_t)first : step, key,
+                                                sum, at, diag);
 }
 
 /* The averages of all parts, in the memory of the first copy: what all have alike stays as it is
@@ -389,7 +385,7 @@ static gr_status take_step(gr_trainer *t, uint64_t step, gr_meter *now, gr_diag 
     /* Whoever is lost in a long round is missed at once, and not in its end. */
     gr_status status = t->gen.world_size > 1 ? gr_comm_poll(t->gen.comm) : GR_OK;
     if (status != GR_OK && status != GR_PENDING) {
-        return gr_trainer_comm_failed(t->gen.comm, status, "the round of local steps broke off",
+        return gr_trainer_comm_status(t->gen.comm, status, "the round of local steps broke off",
                                       diag);
     }
     t->step.stop = t->step.save = t->step.renew = t->step.rolled_back = false;

@@ -83,10 +83,9 @@ static gr_status start_until(gr_trainer *t, size_t end, gr_diag *diag)
            servers->tensors[servers->started / t->gen.plan.partials].end <= end) {
         status = start_next(t, diag);
     }
-    if (status == GR_OK && t->gen.world_size > 1 &&
-        (status = gr_buckets_ready(&t->gen.buckets, end)) != GR_OK) {
-        status =
-            gr_trainer_comm_failed(t->gen.comm, status, "the header of a step was not sent", diag);
+    if (status == GR_OK && t->gen.world_size > 1) {
+        status = gr_trainer_comm_status(t->gen.comm, gr_buckets_ready(&t->gen.buckets, end),
+                                        "the header of a step was not sent", diag);
     }
     return status;
 }
@@ -110,9 +109,8 @@ static gr_status wait_for_head(gr_trainer *t, gr_diag *diag)
     }
     gr_buckets_drain(&t->gen.buckets);
     t->wait_ns += t->gen.buckets.wait_ns - wait_ns;
-    return status == GR_OK ? GR_OK
-                           : gr_trainer_comm_failed(t->gen.comm, status,
-                                                    "the header of a step was not received", diag);
+    return gr_trainer_comm_status(t->gen.comm, status, "the header of a step was not received",
+                                  diag);
 }
 
 /* The servers answer when all workers have pushed all, and so have begun the sum of the header:

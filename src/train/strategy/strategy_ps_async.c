@@ -61,7 +61,7 @@ static gr_status set_clock(gr_trainer *t, uint64_t clock, gr_diag *diag)
 {
     const gr_servers *servers = t->gen.strategy_state;
     gr_status status = t->job->consistency == GR_SSP ? gr_ps_clock(servers->ps, clock) : GR_OK;
-    return status == GR_OK ? GR_OK : gr_servers_failed(servers, status, diag);
+    return gr_servers_status(servers, status, diag);
 }
 
 /* Nobody's clock may run before all have set theirs, or who is late would not be waited for. */
@@ -230,7 +230,7 @@ static gr_status count(gr_trainer *t, gr_staleness *staleness_out, gr_diag *diag
             continue; /* others have its blocks, and have counted for themselves */
         }
         if (status != GR_OK) {
-            return gr_servers_failed(servers, status, diag);
+            return gr_servers_status(servers, status, diag);
         }
         if (t->job->consistency == GR_BSP_BACKUP) {
             sums.pushes += counters.pushes;
@@ -250,14 +250,13 @@ static gr_status count(gr_trainer *t, gr_staleness *staleness_out, gr_diag *diag
 static gr_status finish(gr_trainer *t, gr_diag *diag)
 {
     gr_status status = set_clock(t, CLOCK_OVER, diag);
-    if (status != GR_OK) {
-        return status;
+    if (status == GR_OK && t->gen.world_size > 1) {
+        status = gr_trainer_comm_status(t->gen.comm, gr_barrier(t->gen.comm),
+                                        "the workers did not meet", diag);
     }
-    status = t->gen.world_size > 1 ? gr_barrier(t->gen.comm) : GR_OK;
-    if (status != GR_OK) {
-        return gr_trainer_comm_failed(t->gen.comm, status, "the workers did not meet", diag);
+    if (status == GR_OK) {
+        status = gr_servers_pull(t, diag);
     }
-    status = gr_servers_pull(t, diag);
     if (status == GR_OK) {
         (void)gr_servers_take_values(t);
     }
