@@ -396,18 +396,12 @@ static gr_status get_best(const gr_node *root, gr_checkpoint_info *info, gr_diag
 static gr_status get_info(const gr_node *root, gr_checkpoint_info *info, gr_diag *diag)
 {
     int64_t step = 0, steps = 0, per_epoch = 0, shards = 0;
-    gr_status status = get_int(root, "step", COUNT_MAX, &step, diag);
-    if (status == GR_OK) {
-        status = get_int(root, "steps", COUNT_MAX, &steps, diag);
-    }
-    if (status == GR_OK) {
-        status = get_int(root, "steps_per_epoch", COUNT_MAX, &per_epoch, diag);
-    }
-    if (status == GR_OK) {
-        status = get_int(root, "shards", INT_MAX, &shards, diag);
-    }
-    if (status == GR_OK) {
-        status = get_int(root, "time", INT64_MAX, &info->time_s, diag);
+    static const char *const keys[] = {"step", "steps", "steps_per_epoch", "shards", "time"};
+    int64_t *const counts[] = {&step, &steps, &per_epoch, &shards, &info->time_s};
+    const int64_t most[] = {COUNT_MAX, COUNT_MAX, COUNT_MAX, INT_MAX, INT64_MAX};
+    gr_status status = GR_OK;
+    for (int i = 0; i < 5 && status == GR_OK; i++) {
+        status = get_int(root, keys[i], most[i], counts[i], diag);
     }
     if (status == GR_OK) {
         status = get_double(root, "seconds", &info->seconds, diag);
@@ -721,11 +715,6 @@ gr_status gr_checkpoint_read_bytes(const gr_checkpoint *checkpoint, const char *
     *data_out = data;
     *size_out = bytes;
     return GR_OK;
-}
-
-bool gr_checkpoint_lists(const gr_checkpoint *checkpoint, const char *name)
-{
-    return find_file(checkpoint, name) != NULL;
 }
 
 gr_status gr_checkpoint_read(const gr_checkpoint *checkpoint, const char *name,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/checkpoint/checkpoint_state.h"
 
+#include "base/codec.h"
 #include "base/fail.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/strategy/strategy.h"
@@ -91,13 +92,11 @@ gr_status gr_state_gather(gr_trainer *trainer, uint64_t step, float **all, gr_di
         return status;
     }
     status = make_room(trainer, all, diag);
-    if (status != GR_OK) {
-        return status;
+    if (status == GR_OK) {
+        status = gr_trainer_comm_status(trainer->gen.comm, move_kept(trainer, *all, true),
+                                        "the checkpoint could not be collected", diag);
     }
-    status = move_kept(trainer, *all, true);
-    return status == GR_OK ? GR_OK
-                           : gr_trainer_comm_failed(trainer->gen.comm, status,
-                                                    "the checkpoint could not be collected", diag);
+    return status;
 }
 
 gr_checkpoint_tensors gr_state_tensors(gr_trainer *trainer)
@@ -174,7 +173,7 @@ static gr_status load(gr_trainer *t, const gr_checkpoint *checkpoint, float *all
     }
     gr_safetensors_close(file);
     file = NULL;
-    bool kept = all != NULL && gr_checkpoint_lists(checkpoint, GR_CHECKPOINT_RESIDUALS);
+    bool kept = all != NULL && gr_checkpoint_has(checkpoint, GR_CHECKPOINT_RESIDUALS);
     if (status == GR_OK && kept) {
         status = gr_checkpoint_read(checkpoint, GR_CHECKPOINT_RESIDUALS, &file, diag);
     }
@@ -185,46 +184,26 @@ static gr_status load(gr_trainer *t, const gr_checkpoint *checkpoint, float *all
     return status;
 }
 
+#define INFO(member)                                                                               \
+    {                                                                                              \
+        GR_WIRE(64, gr_checkpoint_info, member)                                                    \
+    }
+#define METER(meter)                                                                               \
+    INFO(meter.loss), INFO(meter.correct), INFO(meter.steps), INFO(meter.samples),                 \
+        INFO(meter.step_ns), INFO(meter.wait_ns)
+
 /* The numbers that every rank needs, as 64-bit words. */
 static gr_status share_info(gr_comm *comm, gr_checkpoint_info *info)
 {
-    enum { METER_WORDS = 6 };
-    gr_meter *const meters[] = {&info->epoch, &info->total};
-    enum { BEST = 3 + 2 * METER_WORDS };
-    int64_t words[BEST + 4] = {(int64_t)info->step};
-    memcpy(&words[BEST], &info->best.value, sizeof *words);
-    words[BEST + 1] = (int64_t)info->best.step;
-    words[BEST + 2] = info->best.wait;
-    words[BEST + 3] = info->metric;
-    memcpy(&words[1], &info->seconds, sizeof *words);
-    memcpy(&words[2], &info->last_loss, sizeof *words);
-    for (int m = 0; m < 2; m++) {
-        int64_t *at = &words[3 + m * METER_WORDS];
-        memcpy(&at[0], &meters[m]->loss, sizeof *at);
-        memcpy(&at[1], &meters[m]->correct, sizeof *at);
-        at[2] = meters[m]->steps;
-        at[3] = meters[m]->samples;
-        at[4] = meters[m]->step_ns;
-        at[5] = meters[m]->wait_ns;
-    }
+    static const gr_wire_field fields[] = {
+        INFO(step),       INFO(seconds),   INFO(last_loss), METER(epoch), METER(total),
+        INFO(best.value), INFO(best.step), INFO(best.wait), INFO(metric), {0}};
+    uint64_t words[sizeof fields / sizeof fields[0] - 1];
+    uint8_t *bytes = (uint8_t *)words;
+    (void)gr_wire_put(fields, info, bytes);
     gr_status status = gr_broadcast(comm, words, sizeof words / sizeof *words, GR_I64, 0);
-    info->step = (uint64_t)words[0];
-    memcpy(&info->best.value, &words[BEST], sizeof *words);
-    info->best.step = (uint64_t)words[BEST + 1];
-    info->best.wait = words[BEST + 2];
-    info->metric = (int)words[BEST + 3];
-    memcpy(&info->seconds, &words[1], sizeof *words);
-    memcpy(&info->last_loss, &words[2], sizeof *words);
-    for (int m = 0; m < 2; m++) {
-        const int64_t *at = &words[3 + m * METER_WORDS];
-        memcpy(&meters[m]->loss, &at[0], sizeof *at);
-        memcpy(&meters[m]->correct, &at[1], sizeof *at);
-        meters[m]->steps = at[2];
-        meters[m]->samples = at[3];
-        meters[m]->step_ns = at[4];
-        meters[m]->wait_ns = at[5];
-    }
-    return status;
+    bool sound = status != GR_OK || gr_wire_get(fields, bytes, bytes + sizeof words, info) != NULL;
+    return sound ? status : GR_E_PROTOCOL;
 }
 
 static gr_status share(gr_trainer *t, float *all, gr_checkpoint_info *info)
@@ -265,11 +244,8 @@ gr_status gr_state_restore(gr_trainer *trainer, const char *path, gr_checkpoint_
     }
     gr_checkpoint_close(checkpoint);
     if (status == GR_OK) {
-        status = share(t, all, info_out);
-        if (status != GR_OK) {
-            status = gr_trainer_comm_failed(t->gen.comm, status,
-                                            "the checkpoint could not be shared", diag);
-        }
+        status = gr_trainer_comm_status(t->gen.comm, share(t, all, info_out),
+                                        "the checkpoint could not be shared", diag);
     }
     free(all);
     t->restored = info_out->step;
