@@ -23,7 +23,7 @@ enum {
 
 /* ---- Checks ---------------------------------------------------------------------------------- */
 
-int64_t gr_group_members_max(const gr_group_config *config)
+static int64_t members_max(const gr_group_config *config)
 {
     return config->members_max > config->world_size ? config->members_max : config->world_size;
 }
@@ -49,7 +49,7 @@ gr_status gr_group_keep_secret(const gr_group_config *config, uint8_t **kept_out
 static gr_status check_ranks(const gr_group_config *config, gr_diag *diag)
 {
     if (config->rank < 0 || config->world_size < 1 || config->world_size > GR_GROUP_WORLD_MAX ||
-        config->rank >= gr_group_members_max(config)) {
+        config->rank >= members_max(config)) {
         return gr_fail(diag, GR_E_INVALID,
                        "the rank is %lld and the world size %lld (GRADUS_RANK, GRADUS_WORLD_SIZE): "
                        "ranks go from 0 to the world size less one, and there are at most %d",
@@ -157,14 +157,15 @@ gr_status gr_joining_call(gr_joining *join, const char *addresses, int64_t timeo
     return status;
 }
 
-gr_status gr_group_say(gr_group *group, const uint8_t *message, size_t size_bytes)
+/* GR_E_PEER_LOST: the connection is over. What has to wait goes out with the next words. */
+static gr_status say(gr_group *group, const uint8_t *message, size_t size_bytes)
 {
     gr_status status = gr_control_put(&group->control, message, size_bytes);
     status = status == GR_OK ? gr_control_flush(&group->control) : GR_E_PEER_LOST;
     return status == GR_PENDING ? GR_OK : status;
 }
 
-void gr_joining_say_hello(gr_joining *join)
+static void say_hello(gr_joining *join)
 {
     gr_group *group = join->group;
     uint8_t message[GR_MESSAGE_SMALL_MAX];
@@ -174,7 +175,7 @@ void gr_joining_say_hello(gr_joining *join)
                       .generation = group->assignment.generation,
                       .member = join->self};
     /* If it was closed already, the coordinator has said why: that message comes next. */
-    gr_status sent = gr_group_say(group, message, gr_message_put_hello(&hello, message));
+    gr_status sent = say(group, message, gr_message_put_hello(&hello, message));
     (void)sent;
 }
 
@@ -183,7 +184,7 @@ static void say_why(gr_group *group, const gr_diag *failure)
 {
     uint8_t message[GR_MESSAGE_SMALL_MAX];
     if (group->control.fd >= 0) {
-        gr_status sent = gr_group_say(group, message, gr_message_put_fail(failure, message));
+        gr_status sent = say(group, message, gr_message_put_fail(failure, message));
         (void)sent; /* without it, the coordinator sees us end */
     }
 }
@@ -367,7 +368,7 @@ static gr_status say_ready(gr_group *group, gr_diag *diag)
 {
     uint8_t message[GR_MESSAGE_SMALL_MAX];
     size_t size = gr_message_put_ready(group->assignment.generation, message);
-    return gr_group_say(group, message, size) == GR_OK ? GR_OK : without_coordinator(group, diag);
+    return say(group, message, size) == GR_OK ? GR_OK : without_coordinator(group, diag);
 }
 
 /* What was reported in a generation ends with it: until the members of the next one are known, no
@@ -389,7 +390,7 @@ static gr_status form(gr_joining *join, gr_diag *diag)
     gr_joining_announce_failover(join);
     gr_status status = gr_joining_open_mesh(join, diag);
     if (status == GR_OK) {
-        gr_joining_say_hello(join);
+        say_hello(join);
         status = wait_for(join, &group->generation, diag);
     }
     if (status == GR_OK) {
@@ -464,7 +465,7 @@ static gr_status form_with_those_left(gr_joining *join, bool assigned, gr_diag *
 static gr_status join_others(gr_joining *join, gr_diag *diag)
 {
     gr_group *group = join->group;
-    size_t world = (size_t)gr_group_members_max(join->config);
+    size_t world = (size_t)members_max(join->config);
     size_t in_bytes = gr_message_members_max((int)world) + GR_MESSAGE_SMALL_MAX;
     gr_accepted accepted;
     group->in = malloc(in_bytes);
@@ -514,8 +515,8 @@ static void forget_secret(gr_group *group)
     group->secret = NULL;
 }
 
-gr_status gr_joining_begin(gr_joining *join, gr_group *group, const gr_group_config *config,
-                           const gr_log *log, gr_diag *diag)
+static gr_status begin_joining(gr_joining *join, gr_group *group, const gr_group_config *config,
+                               const gr_log *log, gr_diag *diag)
 {
     *join = (gr_joining){.own = *config, .log = log, .group = group, .clock = gr_clock_real()};
     join->config = &join->own;
@@ -548,7 +549,7 @@ gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_gro
         }
     } else {
         gr_joining join;
-        gr_status status = gr_joining_begin(&join, group, config, log, diag);
+        gr_status status = begin_joining(&join, group, config, log, diag);
         if (status == GR_OK) {
             group->rank = (int)config->rank;
             group->assignment.generation = 1;
@@ -589,7 +590,7 @@ gr_status gr_group_renew(gr_group *group, const gr_group_config *config, const g
     }
     gr_joining join;
     group->log = log;
-    gr_status status = gr_joining_begin(&join, group, config, log, diag);
+    gr_status status = begin_joining(&join, group, config, log, diag);
     if (status == GR_OK) {
         status = form_with_those_left(&join, false, diag);
     }

@@ -70,17 +70,10 @@ struct gr_joining {
 
 /* ---- member.c -------------------------------------------------------------------------------- */
 
-/* So many there can be. */
-int64_t gr_group_members_max(const gr_group_config *config);
 bool gr_joining_late(const gr_joining *join);
 /* One look at what the coordinator says. GR_OK: something; GR_PENDING: nothing. */
 gr_status gr_group_receive(gr_group *group, gr_diag *diag) GR_MUST_CHECK;
-/* GR_E_PEER_LOST: the connection is over. What has to wait goes out with the next words. */
-gr_status gr_group_say(gr_group *group, const uint8_t *message, size_t size_bytes) GR_MUST_CHECK;
-gr_status gr_joining_begin(gr_joining *join, gr_group *group, const gr_group_config *config,
-                           const gr_log *log, gr_diag *diag) GR_MUST_CHECK;
 void gr_joining_set_deadline(gr_joining *join);
-void gr_joining_say_hello(gr_joining *join);
 
 /* To the first of the addresses where a coordinator answers. */
 gr_status gr_joining_call(gr_joining *join, const char *addresses, int64_t timeout_us,

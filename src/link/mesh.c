@@ -24,6 +24,7 @@
 enum {
     TAG_RAIL_SHIFT = 32,
     EVENTS_A_TURN = 128,
+    HOST_TEXT_BYTES = 80,
     CONNECTING_MAX = 64 /* links on demand: peers that are connected to at a time */
 };
 
@@ -79,14 +80,15 @@ void gr_spin_learn(gr_spin *spin, int64_t waited_us)
 
 /* ---- Ends of a link -------------------------------------------------------------------------- */
 
-void gr_link_host_text(const gr_link *link, char text_out[GR_HOST_TEXT_BYTES])
+/* " (host b)", or "" if hosts have no names. */
+static void host_text(const gr_link *link, char text_out[HOST_TEXT_BYTES])
 {
     const gr_mesh *mesh = link->mesh;
     const char *name =
         mesh->host_name != NULL ? mesh->host_name(mesh->host_name_arg, link->peer) : NULL;
     text_out[0] = '\0';
     if (name != NULL) {
-        snprintf(text_out, GR_HOST_TEXT_BYTES, " (host %s)", name);
+        snprintf(text_out, HOST_TEXT_BYTES, " (host %s)", name);
     }
 }
 
@@ -214,8 +216,8 @@ void gr_link_aborted(gr_link *link, const gr_frame *frame, const char *text)
 
 void gr_link_closed(gr_link *link, int error)
 {
-    char host[GR_HOST_TEXT_BYTES];
-    gr_link_host_text(link, host);
+    char host[HOST_TEXT_BYTES];
+    host_text(link, host);
     if (error == 0 || error == ECONNRESET || error == EPIPE) {
         link->died = link->state != GR_LINK_ENDED && !link->closing;
         gr_link_break(link, true, GR_E_PEER_LOST,
@@ -346,6 +348,16 @@ void gr_mesh_add_link(gr_mesh *mesh, gr_link *link)
     mesh->present[mesh->present_count++] = link;
 }
 
+static gr_status watch(gr_mesh *mesh, int fd, uint64_t tag, uint32_t events, gr_diag *diag)
+{
+    struct epoll_event event = {.events = events, .data.u64 = tag};
+    mesh->stats.system_calls++;
+    if (epoll_ctl(mesh->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0) {
+        return gr_fail(diag, GR_E_IO, "cannot watch a socket: %s", strerror(errno));
+    }
+    return GR_OK;
+}
+
 static void add_connection(gr_mesh *mesh, const gr_accepted *accepted, int64_t now)
 {
     int peer = accepted->peer_rank, index = accepted->rail.index;
@@ -372,8 +384,8 @@ static void add_connection(gr_mesh *mesh, const gr_accepted *accepted, int64_t n
     gr_fork_guard(accepted->fd);
     link->tls[index] = accepted->tls;
     link->rails_here++;
-    if (gr_mesh_watch(mesh, accepted->fd, (uint64_t)peer | (uint64_t)index << TAG_RAIL_SHIFT,
-                      EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, &diag) != GR_OK) {
+    if (watch(mesh, accepted->fd, (uint64_t)peer | (uint64_t)index << TAG_RAIL_SHIFT,
+              EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, &diag) != GR_OK) {
         gr_link_break(link, false, GR_E_IO, "%s", diag.text);
         return;
     }
@@ -411,16 +423,6 @@ static void end_late_ones(gr_mesh *mesh, int64_t now)
 }
 
 /* ---- Progress -------------------------------------------------------------------------------- */
-
-gr_status gr_mesh_watch(gr_mesh *mesh, int fd, uint64_t tag, uint32_t events, gr_diag *diag)
-{
-    struct epoll_event event = {.events = events, .data.u64 = tag};
-    mesh->stats.system_calls++;
-    if (epoll_ctl(mesh->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0) {
-        return gr_fail(diag, GR_E_IO, "cannot watch a socket: %s", strerror(errno));
-    }
-    return GR_OK;
-}
 
 static void drain_wake_fd(gr_mesh *mesh)
 {
@@ -579,7 +581,7 @@ void gr_mesh_wake(gr_mesh *mesh)
 void gr_mesh_watch_control(gr_mesh *mesh, int fd)
 {
     gr_diag ignored; /* without it the caller looks when it has other reasons to */
-    gr_status status = gr_mesh_watch(mesh, fd, TAG_CONTROL, EPOLLIN | EPOLLET, &ignored);
+    gr_status status = watch(mesh, fd, TAG_CONTROL, EPOLLIN | EPOLLET, &ignored);
     mesh->control_ready = true; /* for what came before */
     (void)status;
 }
@@ -667,9 +669,9 @@ static gr_status open_sockets(gr_mesh *mesh, gr_diag *diag)
     if (mesh->epoll_fd < 0 || mesh->wake_fd < 0) {
         return gr_fail(diag, GR_E_IO, "cannot create an epoll and an eventfd: %s", strerror(errno));
     }
-    gr_status status = gr_mesh_watch(mesh, mesh->wake_fd, TAG_WAKE, EPOLLIN, diag);
+    gr_status status = watch(mesh, mesh->wake_fd, TAG_WAKE, EPOLLIN, diag);
     if (status == GR_OK) {
-        status = gr_mesh_watch(mesh, gr_acceptor_fd(mesh->acceptor), TAG_ACCEPTOR, EPOLLIN, diag);
+        status = watch(mesh, gr_acceptor_fd(mesh->acceptor), TAG_ACCEPTOR, EPOLLIN, diag);
     }
     return status;
 }

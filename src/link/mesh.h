@@ -163,9 +163,6 @@ void gr_link_left(gr_link *link);
  * a communicator, else GR_E_COMM_BROKEN: the failure is not this peer's; or, where peers are
  * dynamic peers, GR_E_PEER_LOST: no communicator is broken. */
 void gr_link_aborted(gr_link *link, const gr_frame *frame, const char *text);
-/* " (host b)", or "" if hosts have no names. */
-enum { GR_HOST_TEXT_BYTES = 80 };
-void gr_link_host_text(const gr_link *link, char text_out[GR_HOST_TEXT_BYTES]);
 /* End of file on the socket, or an error of it (errno; 0: end of file). */
 void gr_link_closed(gr_link *link, int error);
 
@@ -204,7 +201,5 @@ bool gr_mesh_collect(gr_mesh *mesh, int64_t sleep_us);
 bool gr_mesh_connecting(const gr_mesh *mesh, int64_t now_us);
 /* End a gr_mesh_collect that sleeps; any thread. */
 void gr_mesh_wake_sleeper(gr_mesh *mesh);
-gr_status gr_mesh_watch(gr_mesh *mesh, int fd, uint64_t tag, uint32_t events,
-                        gr_diag *diag) GR_MUST_CHECK;
 
 #endif

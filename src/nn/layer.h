@@ -213,9 +213,6 @@ gr_status gr_window_shape(gr_layer_spec *spec, int64_t channels, const gr_node *
 
 /* ---- Kinds ----------------------------------------------------------------------------------- */
 
-/* Kind `index`: the array in spec.c, then gr_extra_layers. NULL behind the last. */
-const gr_layer_ops *gr_layer_ops_at(int index);
-
 extern const gr_layer_ops gr_linear_ops, gr_conv2d_ops, gr_batch_norm_ops, gr_relu_ops, gr_gelu_ops,
     gr_max_pool_ops, gr_avg_pool_ops, gr_global_pool_ops, gr_flatten_ops, gr_dropout_ops,
     gr_add_ops, gr_sigmoid_ops, gr_tanh_ops, gr_softmax_ops;

@@ -25,7 +25,8 @@ enum {
     BRANCH_DEPTH_MAX = 16
 };
 
-const gr_layer_ops *gr_layer_ops_at(int index)
+/* The array above, then gr_extra_layers. NULL behind the last. */
+static const gr_layer_ops *kind_at(int index)
 {
     return index < KIND_COUNT ? kinds[index] : gr_extra_layers[index - KIND_COUNT];
 }
@@ -63,7 +64,7 @@ void gr_layers_print_markdown(FILE *file)
           "[models.md](models.md).\n\n",
           file);
     const gr_layer_ops *ops;
-    for (int i = 0; (ops = gr_layer_ops_at(i)) != NULL; i++) {
+    for (int i = 0; (ops = kind_at(i)) != NULL; i++) {
         char name[80];
         snprintf(name, sizeof name, "layer %s", ops->kind);
         if (ops->settings) {
@@ -83,7 +84,7 @@ static gr_status find_kind(const gr_node *node, const char *word, const gr_layer
 {
     const char *words[KINDS_MAX + 2] = {"residual"};
     const gr_layer_ops *ops;
-    for (int i = 0; i < KINDS_MAX && (ops = gr_layer_ops_at(i)) != NULL; i++) {
+    for (int i = 0; i < KINDS_MAX && (ops = kind_at(i)) != NULL; i++) {
         if (strcmp(ops->kind, word) == 0) {
             *ops_out = ops;
             return GR_OK;

@@ -193,7 +193,8 @@ static int64_t takeover_by_us(const gr_ps *ps)
                : 0;
 }
 
-void gr_ps_lose(gr_ps *ps, int server, gr_status status, const char *why)
+/* A server is not reached, or sends no table. */
+static void lose(gr_ps *ps, int server, gr_status status, const char *why)
 {
     gr_ps_endpoint *endpoint = &ps->endpoints[server];
     if (endpoint->lost) {
@@ -243,7 +244,7 @@ static void reconnect(gr_ps *ps, int server)
     gr_ps_split_addresses(addresses);
     gr_mesh_remove(ps->mesh, server);
     if (gr_mesh_connect(ps->mesh, server, addresses, &why) != GR_OK) {
-        gr_ps_lose(ps, server, (gr_status)why.status, why.text);
+        lose(ps, server, (gr_status)why.status, why.text);
     }
 }
 
@@ -262,7 +263,7 @@ static void prepare_words(gr_ps *ps, int server)
     endpoint->words_said = 0;
     endpoint->words_tensors = ps->known_count;
     if (endpoint->words == NULL) {
-        gr_ps_lose(ps, server, GR_E_NO_MEMORY, "no memory to introduce this client to it");
+        lose(ps, server, GR_E_NO_MEMORY, "no memory to introduce this client to it");
     }
 }
 
@@ -789,10 +790,10 @@ static void receive(gr_ps *ps, int server)
         }
     }
     if (status == GR_E_PEER_LOST) {
-        gr_ps_lose(ps, server, GR_E_PEER_LOST, gr_link_diag(endpoint->link)->text);
+        lose(ps, server, GR_E_PEER_LOST, gr_link_diag(endpoint->link)->text);
     } else if (status < 0) {
-        gr_ps_lose(ps, server, GR_E_PEER_LOST,
-                   diag.text[0] != '\0' ? diag.text : gr_link_diag(endpoint->link)->text);
+        lose(ps, server, GR_E_PEER_LOST,
+             diag.text[0] != '\0' ? diag.text : gr_link_diag(endpoint->link)->text);
         gr_link_close(endpoint->link, GR_E_PROTOCOL, diag.text);
     }
 }
@@ -817,8 +818,8 @@ static void follow_changes(gr_ps *ps)
             continue;
         }
         if (ended && endpoint->link == NULL) {
-            gr_ps_lose(ps, peer, GR_E_PEER_LOST,
-                       link != NULL ? gr_link_diag(link)->text : "it did not answer");
+            lose(ps, peer, GR_E_PEER_LOST,
+                 link != NULL ? gr_link_diag(link)->text : "it did not answer");
         } else if (!ended) {
             endpoint->link = link;
             endpoint->shares = gr_link_capabilities(link)->one_sided;
@@ -838,7 +839,7 @@ static void note_dial(gr_ps *ps)
     int server = ps->dial.peer_rank;
     if (ps->dial.status != GR_OK && server >= 0 && server < ps->servers &&
         ps->endpoints[server].link == NULL && !ps->endpoints[server].renews) {
-        gr_ps_lose(ps, server, (gr_status)ps->dial.status, ps->dial.text);
+        lose(ps, server, (gr_status)ps->dial.status, ps->dial.text);
         ps->endpoints[server].diag = ps->dial;
     }
     ps->dial.status = GR_OK;

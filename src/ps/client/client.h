@@ -144,8 +144,6 @@ gr_ps_op *gr_ps_op_open(gr_ps *ps, gr_ps_kind kind, gr_ps_item *item);
 /* To a server's number, or one of GR_PS_TO_...; again so when the table changes. */
 void gr_ps_op_send(gr_ps_op *op, int to);
 void gr_ps_item_count(const gr_ps *ps, gr_ps_item *item); /* its blocks on each server */
-/* A server is not reached, or sends no table. */
-void gr_ps_lose(gr_ps *ps, int server, gr_status status, const char *why);
 /* Moves everything on. */
 void gr_ps_progress(gr_ps *ps);
 /* Waits and releases; its status. */
