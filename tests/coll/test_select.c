@@ -232,6 +232,25 @@ static void test_slow_network(void **state)
     assert_true(slow.segment_bytes + GR_FRAME_BYTES <= 44 * 1460); /* one packet to the kernel */
 }
 
+/* With a root operations follow one another: that it sends less is worth a longer way, but not one
+ * over a network. What comes to a root can wait. */
+static void test_root_sends_less(void **state)
+{
+    (void)state;
+    static const int host_of[] = {0, 1, 2, 3}, local_rank[4] = {0}, local_size[] = {1, 1, 1, 1};
+    const gr_topology topology = {4, host_of, local_rank, local_size};
+    gr_selection selection = make(NULL, true, GR_LINK_TCP, 4);
+    gr_plan_shape shape = {.coll = GR_COLL_BROADCAST, .world_size = 4, .shards = 4};
+    assert_string_equal(gr_select(&selection, &shape, GR_F32, 4, false).algorithm->name,
+                        "binomial");
+    shape.coll = GR_COLL_REDUCE;
+    assert_string_equal(gr_select(&selection, &shape, GR_F32, 4, false).algorithm->name, "direct");
+    selection = make(NULL, true, GR_LINK_TCP, 4);
+    shape.coll = GR_COLL_BROADCAST;
+    shape.topology = &topology;
+    assert_string_equal(gr_select(&selection, &shape, GR_F32, 4, false).algorithm->name, "direct");
+}
+
 /* Rows without a plan are rules as any other; where no memory is shared, the choice is free. */
 static void test_shared_rows(void **state)
 {
@@ -271,11 +290,17 @@ static void test_size_classes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_text),         cmocka_unit_test(test_world_size),
-        cmocka_unit_test(test_ranges),       cmocka_unit_test(test_misfit),
-        cmocka_unit_test(test_choices),      cmocka_unit_test(test_alike),
-        cmocka_unit_test(test_measured),     cmocka_unit_test(test_size_classes),
-        cmocka_unit_test(test_slow_network), cmocka_unit_test(test_shared_rows),
+        cmocka_unit_test(test_text),
+        cmocka_unit_test(test_world_size),
+        cmocka_unit_test(test_ranges),
+        cmocka_unit_test(test_misfit),
+        cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_alike),
+        cmocka_unit_test(test_measured),
+        cmocka_unit_test(test_size_classes),
+        cmocka_unit_test(test_slow_network),
+        cmocka_unit_test(test_shared_rows),
+        cmocka_unit_test(test_root_sends_less),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

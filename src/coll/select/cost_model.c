@@ -9,7 +9,8 @@
 enum {
     STEPS_MAX = 4096, /* of all ranks together, to walk them all */
     RANKS_MAX = 512,
-    STAND_INS = 5 /* ranks that stand for all where these are too many */
+    STAND_INS = 5,   /* ranks that stand for all where these are too many */
+    HOST_FIGURES = 5 /* in gr_cost.host_us */
 };
 
 #define NOBODY UINT32_MAX
@@ -27,8 +28,9 @@ typedef struct walk_rank {
     double clock_us;       /* its processor is free */
     double mirror_us;      /* its last send ended */
     double busy_us;
-    double moved; /* bytes copied, received and added */
-    double left;  /* bytes sent to other hosts */
+    double sending_us; /* of that, what messages cost that it sends, however long they are */
+    double moved;      /* bytes copied, received and added */
+    double left;       /* bytes sent to other hosts */
     double entered;
     uint64_t messages, bytes_sent;
 } walk_rank;
@@ -41,7 +43,8 @@ struct gr_cost {
     bool *waits;           /* by step: a receive for which its rank has to wait */
     uint32_t *from;        /* by step: the send that a receive waits for; NOBODY */
     double *begun, *ended; /* by step: its first segment, its last one, is done */
-    double *host_us;       /* by host: busy; bytes that left, entered, were moved inside */
+    double *host_us;       /* by host: busy; bytes that left, entered, were moved inside; sending */
+    double sending_us;     /* see gr_cost_sending_us */
 };
 
 /* What is constant during one walk. */
@@ -286,6 +289,7 @@ static void walk_send(gr_cost *walk, const walk_at *at, walk_rank *rank, const g
     double bytes_us = link->send_byte_us * (double)bytes * more_peers(rank, link);
     double each = messages - 1 + (step->peer == rank->sent_to ? link->next_share : 1);
     rank->sent_to = step->peer;
+    rank->sending_us += link->send_us * each;
     take_processor(rank, messages, link->send_us * each + bytes_us, first_us, last_us);
     rank->messages += messages;
     rank->bytes_sent += bytes;
@@ -379,7 +383,7 @@ static void begin_walk(gr_cost *walk)
         walk_rank *rank = &walk->ranks[i];
         rank->next = 0;
         rank->sent_to = rank->got_from = -1;
-        rank->clock_us = rank->mirror_us = rank->busy_us = 0;
+        rank->clock_us = rank->mirror_us = rank->busy_us = rank->sending_us = 0;
         rank->moved = rank->left = rank->entered = 0;
         rank->messages = rank->bytes_sent = 0;
     }
@@ -422,7 +426,7 @@ gr_status gr_cost_create(const gr_algorithm *algorithm, const gr_plan_shape *sha
     size_t ranks = (size_t)(shape->world_size < RANKS_MAX ? shape->world_size : RANKS_MAX);
     walk->shape = *shape;
     walk->ranks = calloc(ranks + STAND_INS, sizeof *walk->ranks);
-    walk->host_us = calloc(4 * hosts, sizeof *walk->host_us);
+    walk->host_us = calloc(HOST_FIGURES * hosts, sizeof *walk->host_us);
     gr_status status = walk->ranks && walk->host_us ? add_ranks(walk, algorithm) : GR_E_NO_MEMORY;
     if (status == GR_OK) {
         walk->from = calloc(walk->step_count + 1u, sizeof *walk->from);
@@ -460,6 +464,7 @@ static int ranks_of_host(const gr_cost *walk, int host)
 
 typedef struct walk_bounds {
     double path_us, cores_us, memory_us, network_us;
+    double sending_us; /* see gr_cost_sending_us; it does not bound the time */
 } walk_bounds;
 
 /* Where a few ranks stand for all, each host is as busy as they are on average. */
@@ -469,10 +474,11 @@ static walk_bounds find_bounds(gr_cost *walk, const walk_at *at)
     const gr_topology *topology = walk->shape.topology;
     int hosts = topology ? topology->host_count : 1;
     bool whole = walk->rank_count == walk->shape.world_size;
-    walk_bounds bounds = {0, 0, 0, 0};
-    memset(walk->host_us, 0, 4 * (size_t)hosts * sizeof *walk->host_us);
+    walk_bounds bounds = {.path_us = 0};
+    memset(walk->host_us, 0, HOST_FIGURES * (size_t)hosts * sizeof *walk->host_us);
     double busiest_us = 0;
     double *left = walk->host_us + hosts, *entered = left + hosts, *moved = entered + hosts;
+    double *sending_us = moved + hosts;
     for (int i = 0; i < walk->rank_count; i++) {
         const walk_rank *rank = &walk->ranks[i];
         bounds.path_us = rank->clock_us > bounds.path_us ? rank->clock_us : bounds.path_us;
@@ -483,6 +489,10 @@ static walk_bounds find_bounds(gr_cost *walk, const walk_at *at)
         left[host] += weight * rank->left;
         entered[host] += weight * rank->entered;
         moved[host] += weight * rank->moved;
+        sending_us[host] += weight * rank->sending_us;
+        if (rank->sending_us > bounds.sending_us) {
+            bounds.sending_us = rank->sending_us;
+        }
     }
     for (uint32_t i = 0; i < walk->step_count; i++) {
         bounds.path_us = walk->ended[i] > bounds.path_us ? walk->ended[i] : bounds.path_us;
@@ -497,6 +507,8 @@ static walk_bounds find_bounds(gr_cost *walk, const walk_at *at)
         double most = left[host] > entered[host] ? left[host] : entered[host];
         double network_us = most * model->link[GR_MODEL_BETWEEN].host_byte_us;
         double memory_us = at->far ? moved[host] * model->memory_byte_us : 0;
+        double sent_us = sending_us[host] / (cores > 1 ? cores : 1);
+        bounds.sending_us = sent_us > bounds.sending_us ? sent_us : bounds.sending_us;
         bounds.cores_us = busy_us > bounds.cores_us ? busy_us : bounds.cores_us;
         bounds.memory_us = memory_us > bounds.memory_us ? memory_us : bounds.memory_us;
         bounds.network_us = network_us > bounds.network_us ? network_us : bounds.network_us;
@@ -575,7 +587,13 @@ double gr_cost_time(gr_cost *walk, const gr_cost_model *model, gr_dtype dtype, s
     }
     walk_all(walk, &at);
     walk_bounds bounds = find_bounds(walk, &at);
+    walk->sending_us = bounds.sending_us;
     return model->start_us + longest(&bounds);
+}
+
+double gr_cost_sending_us(const gr_cost *walk)
+{
+    return walk->sending_us;
 }
 
 gr_prediction gr_cost_predict(gr_cost *walk, const gr_cost_model *model, gr_dtype dtype,

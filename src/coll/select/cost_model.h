@@ -66,6 +66,9 @@ void gr_cost_destroy(gr_cost *walk); /* NULL ok */
 
 double gr_cost_time(gr_cost *walk, const gr_cost_model *model, gr_dtype dtype, size_t size_bytes,
                     size_t segment_bytes);
+/* Of what was timed last: for how long the rank that sends most messages is at that, or the cores
+ * of a host with those of all its ranks; what grows with the bytes left out. */
+double gr_cost_sending_us(const gr_cost *walk);
 /* The time and what it is made of. */
 gr_prediction gr_cost_predict(gr_cost *walk, const gr_cost_model *model, gr_dtype dtype,
                               size_t size_bytes, size_t segment_bytes);

@@ -2,6 +2,7 @@
 #include "coll/select/select.h"
 #include "base/fail.h"
 #include "coll/engine/exec.h"
+#include "coll/plan/traits.h"
 
 #include <string.h>
 
@@ -126,11 +127,21 @@ static void report_misfit(gr_selection *selection, const gr_select_rule *rule,
 }
 
 /* ---- Predictions ----------------------------------------------------------------------------- */
-typedef struct shortest {
-    double time_us[GR_SELECT_SIZES];
-} shortest;
+typedef struct cheapest {
+    double cost_us[GR_SELECT_SIZES];
+} cheapest;
 
-static void try_algorithm(const gr_selection *selection, gr_select_class *class, shortest *best,
+/* By what a choice goes. Where all wait for all, that is how long an operation takes. With a root
+ * operations follow one another before the first is over everywhere: what comes can wait, but a
+ * rank begins the next one when it has sent what it has to, so that counts as much. */
+static double cost_of(gr_cost *walk, const gr_selection *selection, const gr_select_class *class,
+                      size_t size_bytes, size_t segment_bytes)
+{
+    double time_us = gr_cost_time(walk, &selection->model, class->dtype, size_bytes, segment_bytes);
+    return gr_coll_traits_of[class->coll].rooted ? time_us + gr_cost_sending_us(walk) : time_us;
+}
+
+static void try_algorithm(const gr_selection *selection, gr_select_class *class, cheapest *best,
                           const gr_algorithm *algorithm, const gr_plan_shape *shape)
 {
     gr_cost *walk = NULL;
@@ -142,10 +153,9 @@ static void try_algorithm(const gr_selection *selection, gr_select_class *class,
         size_t bytes = gr_select_class_bytes(i);
         int count = gr_select_segments(selection, walk, bytes, segments);
         for (int s = 0; s < count; s++) {
-            double time_us =
-                gr_cost_time(walk, &selection->model, class->dtype, bytes, segments[s]);
-            if (!class->choices[i].algorithm || time_us < best->time_us[i]) {
-                best->time_us[i] = time_us;
+            double cost_us = cost_of(walk, selection, class, bytes, segments[s]);
+            if (!class->choices[i].algorithm || cost_us < best->cost_us[i]) {
+                best->cost_us[i] = cost_us;
                 class->choices[i] = (gr_choice){algorithm, segments[s]};
             }
         }
@@ -156,7 +166,7 @@ static void try_algorithm(const gr_selection *selection, gr_select_class *class,
 static void fill_class(const gr_selection *selection, gr_select_class *class,
                        const gr_plan_shape *shape)
 {
-    shortest best;
+    cheapest best;
     gr_plan_shape as_root = *shape;
     as_root.rank = 0;
     as_root.root = 0;
