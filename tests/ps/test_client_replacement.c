@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What a client makes of a table of servers that comes while it connects. The servers are meshes of
- * this thread: the test decides what each of them says, and when. */
+/* What a client makes of a table of servers that comes while it connects, and what a server tells
+ * its clients of a new one. All others are meshes of this thread: the test decides what each of
+ * them says, and when. */
 
 #include "ps/message.h"
+#include "ps/server/membership_view.h"
+#include "ps/server/message.h"
 #include "support_servers.h"
 
 #include <setjmp.h>
@@ -22,15 +25,16 @@
 enum { CLIENT = GR_PS_WORKERS_AT, SERVERS = 2, SERVERS_MAX = 3, CLOSES_MS = 10000 };
 #define WAIT_US INT64_C(60000000)
 
-/* ---- A server that says what the test says --------------------------------------------------- */
+/* ---- A server, or a client, that says what the test says ------------------------------------- */
 
 typedef struct scripted {
     gr_mesh *mesh;
-    gr_link *link; /* to the client; NULL: not there */
+    int peer;      /* whom it speaks to */
+    gr_link *link; /* to that one; NULL: not there */
     bool ended;
 } scripted;
 
-static void scripted_open(scripted *s, int number)
+static void scripted_open(scripted *s, int number, int peer)
 {
     gr_mesh_config config;
     gr_diag diag = {0};
@@ -40,7 +44,7 @@ static void scripted_open(scripted *s, int number)
     config.rank = number;
     config.world_size = GR_PS_PEERS_MAX;
     config.secret = test_secret;
-    *s = (scripted){0};
+    *s = (scripted){.peer = peer};
     if (gr_mesh_create(&config, &s->mesh, &diag) != GR_OK) {
         fail_msg("%s", diag.text);
     }
@@ -55,7 +59,7 @@ static void scripted_progress(scripted *s)
         fail_msg("%s", diag.text);
     }
     while (gr_mesh_next_change(s->mesh, &peer, &ended)) {
-        assert_int_equal(peer, CLIENT);
+        assert_int_equal(peer, s->peer);
         s->link = gr_mesh_link(s->mesh, peer);
         s->ended = ended;
     }
@@ -75,8 +79,8 @@ static void scripted_accept(scripted *s)
     }
 }
 
-/* The ticket of the next message of this kind; those before it are passed over. */
-static uint32_t scripted_take(scripted *s, gr_ps_kind kind)
+/* The next message of this kind; those before it are passed over. */
+static gr_frame scripted_read(scripted *s, gr_ps_kind kind, uint8_t payload[GR_PS_SMALL_MAX])
 {
     gr_frame frame = {0};
     for (scripted_accept(s); frame.comm != kind;) {
@@ -86,9 +90,22 @@ static uint32_t scripted_take(scripted *s, gr_ps_kind kind)
             continue;
         }
         assert_int_equal(status, GR_OK);
+        assert_true(frame.size_bytes < GR_PS_SMALL_MAX);
+        while ((status = gr_link_read(s->link, payload)) == GR_PENDING) {
+            scripted_wait(s);
+        }
+        assert_int_equal(status, GR_OK);
         gr_link_next(s->link, NULL);
     }
-    return frame.op_seq;
+    payload[frame.size_bytes] = '\0';
+    return frame;
+}
+
+/* Its ticket. */
+static uint32_t scripted_take(scripted *s, gr_ps_kind kind)
+{
+    uint8_t payload[GR_PS_SMALL_MAX];
+    return scripted_read(s, kind, payload).op_seq;
 }
 
 static void scripted_send(scripted *s, gr_frame frame, const void *payload, size_t size_bytes)
@@ -199,7 +216,7 @@ static void is_told_of_a_new_server(int replaced)
     gr_ps_table table;
     int stays = 1 - replaced, silent = listen_silently(address[replaced]);
     for (int i = 0; i < SERVERS; i++) {
-        scripted_open(&server[i], i);
+        scripted_open(&server[i], i, CLIENT);
     }
     snprintf(address[stays], GR_ADDRESS_BYTES, "%s", gr_mesh_address(server[stays].mesh));
     gr_ps_table_init(&table, SERVERS);
@@ -241,7 +258,7 @@ static void client_reaching_a_server_that_the_table_has_lost_does_without_it(voi
     scripted server[SERVERS];
     gr_ps_table table;
     for (int i = 0; i < SERVERS; i++) {
-        scripted_open(&server[i], i);
+        scripted_open(&server[i], i, CLIENT);
     }
     gr_ps_table_init(&table, SERVERS);
     assert_true(gr_ps_table_lose(&table, 1));
@@ -275,7 +292,7 @@ static void client_told_of_two_new_servers_connects_to_that_of_the_newest_table(
     gr_ps_table table;
     int silent = listen_silently(lost_address);
     for (int i = 0; i < SERVERS_MAX; i++) {
-        scripted_open(&server[i], i);
+        scripted_open(&server[i], i, CLIENT);
     }
     gr_ps_table_init(&table, SERVERS_MAX);
     assert_true(gr_ps_table_lose(&table, 1));
@@ -315,12 +332,150 @@ static void client_told_of_two_new_servers_connects_to_that_of_the_newest_table(
     }
 }
 
+/* ---- A server that is told of a new one ------------------------------------------------------ */
+
+typedef struct real {
+    gr_ps_server *server;
+    pthread_t thread;
+    atomic_bool stop;
+} real;
+
+static void *run_server(void *arg)
+{
+    real *r = arg;
+    gr_clock clock = gr_clock_real();
+    gr_diag diag = {0};
+    while (!atomic_load(&r->stop)) {
+        gr_status status = gr_ps_server_poll(r->server, &diag);
+        if (status == GR_OK) {
+            gr_ps_server_wait(r->server, gr_clock_deadline_us(&clock, WAIT_US));
+        } else if (status != GR_PENDING) {
+            fprintf(stderr, "the server ended: %s\n", diag.text);
+            abort();
+        }
+    }
+    return NULL;
+}
+
+static void real_start(real *r)
+{
+    gr_ps_server_config config;
+    gr_diag diag = {0};
+    gr_ps_server_config_init(&config);
+    config.servers = SERVERS_MAX;
+    config.replicas = 1;
+    config.secret = test_secret;
+    config.link = GR_LINK_ALL_TCP;
+    config.peer_timeout_us = WAIT_US;
+    *r = (real){.server = NULL};
+    assert_int_equal(gr_ps_server_create(&config, &r->server, &diag), GR_OK);
+    assert_int_equal(pthread_create(&r->thread, NULL, run_server, r), 0);
+}
+
+static void real_stop(real *r)
+{
+    atomic_store(&r->stop, true);
+    gr_ps_server_wake(r->server);
+    pthread_join(r->thread, NULL);
+    gr_ps_server_destroy(r->server);
+}
+
+static void scripted_connect(scripted *s, const real *r)
+{
+    gr_diag diag = {0};
+    assert_int_equal(gr_mesh_connect(s->mesh, s->peer, gr_ps_server_address(r->server), &diag),
+                     GR_OK);
+    scripted_accept(s);
+}
+
+static void scripted_send_hello(scripted *s, int number, uint64_t incarnation)
+{
+    uint8_t payload[GR_PS_SMALL_MAX];
+    const gr_ps_hello hello = {
+        .protocol = GR_PS_PROTOCOL, .servers = SERVERS_MAX, .number = (uint32_t)number};
+    scripted_send(s, (gr_frame){.comm = GR_PS_HELLO, .fingerprint = incarnation}, payload,
+                  gr_ps_put_hello(&hello, payload));
+}
+
+static void scripted_send_view(scripted *s, const gr_ps_membership *membership)
+{
+    uint8_t payload[GR_PS_SMALL_MAX];
+    const gr_ps_beat beat = {.view = membership->own, .stamp = 1};
+    scripted_send(s, (gr_frame){.comm = GR_PS_VIEW}, payload, gr_ps_put_beat(&beat, payload));
+}
+
+/* Until the server says that it has this table. */
+static void scripted_await_view(scripted *s, uint64_t epoch)
+{
+    uint8_t payload[GR_PS_SMALL_MAX];
+    gr_diag diag = {0};
+    for (gr_ps_beat beat = {.view.epoch = UINT64_MAX}; beat.view.epoch != epoch;) {
+        gr_frame frame = scripted_read(s, GR_PS_VIEW, payload);
+        assert_int_equal(gr_ps_get_beat(payload, frame.size_bytes, &beat, &diag), GR_OK);
+    }
+}
+
+/* Server 1 agrees to a new server 2 before that has said anything here: where the process before
+ * was is no news for a client, which would try that until its time is over. */
+static void server_tells_where_a_new_one_is_once_that_has_said_so(void **state)
+{
+    (void)state;
+    enum { INCARNATION = 7 };
+    uint8_t payload[GR_PS_SMALL_MAX];
+    real r;
+    scripted one, two, renewed, c;
+    gr_ps_table table;
+    gr_ps_membership membership;
+    gr_ps_table_init(&table, SERVERS_MAX);
+    gr_ps_membership_init(&membership, 1, &table);
+    real_start(&r);
+    scripted_open(&one, 1, 0);
+    scripted_open(&two, 2, 0);
+    scripted_open(&renewed, 2, 0);
+    scripted_open(&c, CLIENT, 0);
+    scripted_connect(&c, &r);
+    scripted_send_hello(&c, 0, 0);
+    scripted_send_place(&c, 2, 0, gr_mesh_address(two.mesh));
+    scripted_connect(&one, &r);
+    scripted_send_hello(&one, 1, 0);
+    scripted_send_view(&one, &membership);
+    scripted_connect(&two, &r);
+    scripted_send_hello(&two, 2, 0);
+    scripted_send_view(&two, &membership);
+    (void)scripted_take(&c, GR_PS_DONE);
+    gr_mesh_destroy(two.mesh);
+
+    gr_ps_membership_lose(&membership, 2, false);
+    scripted_send_view(&one, &membership);
+    scripted_await_view(&one, 1);
+    assert_true(gr_ps_table_lose(&table, 2));
+    gr_ps_membership_init(&membership, 1, &table);
+    scripted_connect(&renewed, &r);
+    gr_ps_membership_add(&membership, 2, INCARNATION);
+    scripted_send_view(&one, &membership);
+    scripted_await_view(&one, 2);
+    scripted_send_hello(&renewed, 2, INCARNATION);
+    scripted_send_place(&renewed, 2, INCARNATION, gr_mesh_address(renewed.mesh));
+
+    gr_frame place = scripted_read(&c, GR_PS_PEER, payload);
+    assert_int_equal(place.segment, 2);
+    assert_int_equal(place.fingerprint, INCARNATION);
+    assert_string_equal((const char *)payload, gr_mesh_address(renewed.mesh));
+    (void)scripted_take(&c, GR_PS_TABLE);
+
+    real_stop(&r);
+    gr_mesh_destroy(one.mesh);
+    gr_mesh_destroy(renewed.mesh);
+    gr_mesh_destroy(c.mesh);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(client_told_of_a_new_server_gives_up_the_old_address),
         cmocka_unit_test(client_told_of_two_new_servers_connects_to_that_of_the_newest_table),
         cmocka_unit_test(client_reaching_a_server_that_the_table_has_lost_does_without_it),
+        cmocka_unit_test(server_tells_where_a_new_one_is_once_that_has_said_so),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

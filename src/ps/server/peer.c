@@ -104,10 +104,11 @@ void gr_ps_peer_learn(gr_ps_server *server, int number, const char *addresses)
     peer->contact.since_us = gr_clock_now_us(&server->clock);
 }
 
-/* A server says where another one is, or it is itself. */
-static void relocate(gr_ps_server *server, gr_ps_peer *peer, const char *addresses)
+/* A server says where this process is: another one, or itself. */
+static void relocate(gr_ps_server *server, gr_ps_peer *peer, uint64_t incarnation,
+                     const char *addresses)
 {
-    if (peer->link == NULL || peer->addresses[0] == '\0') {
+    if (peer->link == NULL || (peer->addresses[0] == '\0' && peer->incarnation == incarnation)) {
         peer->addresses[0] = '\0';
         gr_ps_peer_learn(server, peer->number, addresses);
     }
@@ -297,7 +298,9 @@ bool gr_ps_send_places(gr_ps_server *server, gr_link *link, int except)
             server->table.incarnation[number] != 0) {
             const gr_ps_peer *peer = server->peers[number];
             const char *addresses = peer != NULL ? peer->addresses : server->address;
-            room = addresses[0] != '\0' &&
+            /* The others may have agreed to a process that has not said here who it is. */
+            bool known = peer == NULL || peer->incarnation == server->table.incarnation[number];
+            room = known && addresses[0] != '\0' &&
                    send_place(link, number, server->table.incarnation[number], addresses);
         }
     }
@@ -482,7 +485,8 @@ static gr_status take_word(gr_ps_server *server, gr_ps_peer *peer, const gr_fram
             peer->contact.applies = true;
         }
         if (server->peers[frame->segment] != NULL) {
-            relocate(server, server->peers[frame->segment], (const char *)peer->head);
+            relocate(server, server->peers[frame->segment], frame->fingerprint,
+                     (const char *)peer->head);
         }
         return GR_OK;
     default:
