@@ -77,3 +77,35 @@ float gr_idx_float(const uint8_t at[4])
     memcpy(&value, &bits, sizeof value);
     return value;
 }
+
+gr_status gr_idx_stream_begin(gr_idx_stream *stream, gr_input_stream *source, gr_diag *diag)
+{
+    uint8_t data[GR_IDX_HEADER_BYTES_MAX];
+    size_t size = 0;
+    gr_status status = gr_input_stream_read(source, data, sizeof data, &size, diag);
+    if (status == GR_OK) {
+        status = gr_idx_parse(gr_input_stream_name(source), data, size, &stream->header, diag);
+    }
+    if (status == GR_OK) {
+        stream->source = source;
+        stream->head_bytes = size - stream->header.header_bytes;
+        memcpy(stream->head, data + stream->header.header_bytes, stream->head_bytes);
+    }
+    return status;
+}
+
+gr_status gr_idx_stream_read(gr_idx_stream *stream, uint8_t *buffer, size_t size, size_t *got_out,
+                             gr_diag *diag)
+{
+    size_t head = stream->head_bytes < size ? stream->head_bytes : size;
+    memcpy(buffer, stream->head, head);
+    memmove(stream->head, stream->head + head, stream->head_bytes - head);
+    stream->head_bytes -= head;
+    size_t rest = 0;
+    gr_status status = GR_OK;
+    if (head < size) {
+        status = gr_input_stream_read(stream->source, buffer + head, size - head, &rest, diag);
+    }
+    *got_out = head + rest;
+    return status;
+}

@@ -20,15 +20,6 @@ typedef struct idx_table {
     bool plain; /* the records are those of the plain file itself */
 } idx_table;
 
-/* The values behind the header as records: the plain file itself, or unpacked copies. `head` are
- * the bytes that were read with the header but belong to the values. */
-typedef struct idx_payload {
-    gr_input_stream *source;
-    const gr_idx_header *header;
-    uint8_t head[GR_IDX_HEADER_BYTES_MAX];
-    size_t head_bytes;
-} idx_payload;
-
 static gr_status truncated(const char *name, const gr_idx_header *header, uint64_t has,
                            gr_diag *diag)
 {
@@ -41,52 +32,17 @@ static gr_status truncated(const char *name, const gr_idx_header *header, uint64
                    has > promised ? "the header or the file is damaged" : "the file is truncated");
 }
 
-static gr_status idx_header(gr_input_stream *source, gr_idx_header *header_out,
-                            idx_payload *payload, gr_diag *diag)
-{
-    uint8_t data[GR_IDX_HEADER_BYTES_MAX];
-    size_t size;
-    gr_status status = gr_input_stream_read(source, data, sizeof data, &size, diag);
-    if (status == GR_OK) {
-        status = gr_idx_parse(gr_input_stream_name(source), data, size, header_out, diag);
-    }
-    if (status != GR_OK) {
-        return status;
-    }
-    payload->source = source;
-    payload->header = header_out;
-    payload->head_bytes = size - header_out->header_bytes;
-    memcpy(payload->head, data + header_out->header_bytes, payload->head_bytes);
-    return GR_OK;
-}
-
-static gr_status payload_read(idx_payload *payload, uint8_t *buffer, size_t size, size_t *got_out,
-                              gr_diag *diag)
-{
-    size_t head = payload->head_bytes < size ? payload->head_bytes : size;
-    memcpy(buffer, payload->head, head);
-    memmove(payload->head, payload->head + head, payload->head_bytes - head);
-    payload->head_bytes -= head;
-    size_t rest = 0;
-    gr_status status = GR_OK;
-    if (head < size) {
-        status = gr_input_stream_read(payload->source, buffer + head, size - head, &rest, diag);
-    }
-    *got_out = head + rest;
-    return status;
-}
-
-static gr_status unpack_records(idx_payload *payload, uint8_t *piece, int64_t piece_records,
+static gr_status unpack_records(gr_idx_stream *stream, uint8_t *piece, int64_t piece_records,
                                 gr_record_cache *cache, gr_diag *diag)
 {
-    const gr_idx_header *header = payload->header;
-    const char *name = gr_input_stream_name(payload->source);
+    const gr_idx_header *header = &stream->header;
+    const char *name = gr_input_stream_name(stream->source);
     size_t got;
     for (int64_t i = 0; i < header->dim[0]; i += piece_records) {
         int64_t left = header->dim[0] - i;
         int64_t count = left < piece_records ? left : piece_records;
         size_t size = (size_t)count * header->record_bytes;
-        gr_status status = payload_read(payload, piece, size, &got, diag);
+        gr_status status = gr_idx_stream_read(stream, piece, size, &got, diag);
         if (status != GR_OK) {
             return status;
         }
@@ -100,18 +56,18 @@ static gr_status unpack_records(idx_payload *payload, uint8_t *piece, int64_t pi
             return status;
         }
     }
-    gr_status status = payload_read(payload, piece, 1, &got, diag);
+    gr_status status = gr_idx_stream_read(stream, piece, 1, &got, diag);
     if (status == GR_OK && got > 0) {
         return truncated(name, header, (uint64_t)header->dim[0] * header->record_bytes + 1, diag);
     }
     return status != GR_OK ? status : gr_record_cache_seal(cache, diag);
 }
 
-static gr_status unpack(idx_payload *payload, uint64_t memory_max, gr_record_cache **cache_out,
+static gr_status unpack(gr_idx_stream *stream, uint64_t memory_max, gr_record_cache **cache_out,
                         gr_diag *diag)
 {
-    const gr_idx_header *header = payload->header;
-    const char *name = gr_input_stream_name(payload->source);
+    const gr_idx_header *header = &stream->header;
+    const char *name = gr_input_stream_name(stream->source);
     size_t records = IDX_UNPACK_BYTES / header->record_bytes;
     records = records > 0 ? records : 1;
     uint8_t *piece = malloc(records * header->record_bytes);
@@ -121,7 +77,7 @@ static gr_status unpack(idx_payload *payload, uint64_t memory_max, gr_record_cac
     gr_record_cache *cache;
     gr_status status = gr_record_cache_create(name, header->record_bytes, memory_max, &cache, diag);
     if (status == GR_OK) {
-        status = unpack_records(payload, piece, (int64_t)records, cache, diag);
+        status = unpack_records(stream, piece, (int64_t)records, cache, diag);
         if (status == GR_OK) {
             *cache_out = cache;
         } else {
@@ -132,13 +88,14 @@ static gr_status unpack(idx_payload *payload, uint64_t memory_max, gr_record_cac
     return status;
 }
 
-static gr_status idx_records(idx_payload *payload, uint64_t memory_max, gr_record_cache **cache_out,
-                             bool *plain_out, gr_diag *diag)
+/* The values as records: the plain file itself, or unpacked copies. */
+static gr_status idx_records(gr_idx_stream *stream, uint64_t memory_max,
+                             gr_record_cache **cache_out, bool *plain_out, gr_diag *diag)
 {
-    const gr_idx_header *header = payload->header;
-    const char *name = gr_input_stream_name(payload->source);
+    const gr_idx_header *header = &stream->header;
+    const char *name = gr_input_stream_name(stream->source);
     uint64_t size;
-    int fd = gr_input_stream_seekable(payload->source, &size);
+    int fd = gr_input_stream_seekable(stream->source, &size);
     uint64_t promised = (uint64_t)header->dim[0] * header->record_bytes;
     if (fd >= 0 && size - header->header_bytes != promised) {
         return truncated(name, header, size - header->header_bytes, diag);
@@ -146,7 +103,7 @@ static gr_status idx_records(idx_payload *payload, uint64_t memory_max, gr_recor
     /* What is small is worth its memory: a sample then costs no system call. */
     *plain_out = fd >= 0 && promised > memory_max;
     if (!*plain_out) {
-        return unpack(payload, memory_max, cache_out, diag);
+        return unpack(stream, memory_max, cache_out, diag);
     }
     return gr_record_cache_over_file(name, fd, header->header_bytes, header->record_bytes,
                                      (uint64_t)header->dim[0], cache_out, diag);
@@ -202,28 +159,28 @@ static gr_status check_labels(idx_table *table, const char *name, int64_t classe
 static gr_status open_labels(idx_table *table, gr_input_stream *source,
                              const gr_table_options *options, gr_diag *diag)
 {
-    gr_idx_header header;
-    idx_payload payload;
+    gr_idx_stream stream;
+    const gr_idx_header *header = &stream.header;
     const char *name = gr_input_stream_name(source);
-    gr_status status = idx_header(source, &header, &payload, diag);
+    gr_status status = gr_idx_stream_begin(&stream, source, diag);
     if (status != GR_OK) {
         return status;
     }
-    if (header.type != GR_IDX_U8 || header.dims != 1) {
+    if (header->type != GR_IDX_U8 || header->dims != 1) {
         return gr_fail(diag, GR_E_INVALID,
                        "%s: labels are one byte each in one dimension; this file has %d dimensions "
                        "of %s",
-                       name, header.dims, header.type == GR_IDX_U8 ? "bytes" : "float32");
+                       name, header->dims, header->type == GR_IDX_U8 ? "bytes" : "float32");
     }
-    if (header.dim[0] != table->head.count) {
+    if (header->dim[0] != table->head.count) {
         return gr_fail(diag, GR_E_INVALID,
                        "%s has %" PRId64 " labels, but %s has %" PRId64
                        " samples; they must belong "
                        "together",
-                       name, header.dim[0], table->head.name, table->head.count);
+                       name, header->dim[0], table->head.name, table->head.count);
     }
     bool plain;
-    status = idx_records(&payload, options->memory_max, &table->labels, &plain, diag);
+    status = idx_records(&stream, options->memory_max, &table->labels, &plain, diag);
     return status != GR_OK ? status : check_labels(table, name, options->classes, diag);
 }
 
@@ -235,14 +192,13 @@ gr_status gr_table_open_idx(gr_input_stream *images, gr_input_stream *labels,
     if (table == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory to open it", name);
     }
-    gr_idx_header header;
-    idx_payload payload;
-    gr_status status = idx_header(images, &header, &payload, diag);
+    gr_idx_stream stream;
+    gr_status status = gr_idx_stream_begin(&stream, images, diag);
     if (status == GR_OK) {
-        status = idx_shape(name, &header, table, diag);
+        status = idx_shape(name, &stream.header, table, diag);
     }
     if (status == GR_OK) {
-        status = idx_records(&payload, options->memory_max, &table->records, &table->plain, diag);
+        status = idx_records(&stream, options->memory_max, &table->records, &table->plain, diag);
     }
     if (status == GR_OK) {
         status = open_labels(table, labels, options, diag);

@@ -34,7 +34,7 @@ struct gr_sample_reader {
     float *in_file; /* a sample, in the order of this file */
     char buffer[BUFFER_BYTES];
 
-    gr_idx_header idx;
+    gr_idx_stream idx;
     uint8_t *record; /* idx: a sample as in the file */
 };
 
@@ -230,55 +230,40 @@ static gr_status next_csv(gr_sample_reader *r, float *x_out, bool *more_out, gr_
 
 static gr_status open_idx(gr_sample_reader *r, const char *path, gr_diag *diag)
 {
-    uint8_t head[GR_IDX_HEADER_BYTES_MAX];
-    size_t got = 0;
+    const gr_idx_header *header = &r->idx.header;
     gr_status status = gr_input_stream_open(path, &r->source, diag);
     if (status == GR_OK) {
-        status = gr_input_stream_read(r->source, head, sizeof head, &got, diag);
+        status = gr_idx_stream_begin(&r->idx, r->source, diag);
     }
-    if (status == GR_OK) {
-        status = gr_idx_parse(path, head, got, &r->idx, diag);
-    }
-    if (status == GR_OK && r->idx.record_values != r->inference->values) {
+    if (status == GR_OK && header->record_values != r->inference->values) {
         status = gr_fail(diag, GR_E_INVALID,
                          "%s: a sample has %" PRId64 " values; the model was trained with %" PRId64,
-                         path, r->idx.record_values, r->inference->values);
+                         path, header->record_values, r->inference->values);
     }
     if (status != GR_OK) {
         return status;
     }
-    r->record = malloc(r->idx.record_bytes + sizeof head);
-    if (r->record == NULL) {
-        return no_memory(diag);
-    }
-    /* What was read behind the header is the beginning of the first sample. */
-    size_t rest = got - r->idx.header_bytes;
-    memcpy(r->buffer, head + r->idx.header_bytes, rest);
-    r->cursor.end = rest;
-    return GR_OK;
+    r->record = malloc(header->record_bytes);
+    return r->record != NULL ? GR_OK : no_memory(diag);
 }
 
 static gr_status next_idx(gr_sample_reader *r, float *x_out, bool *more_out, gr_diag *diag)
 {
     const char *name = gr_input_stream_name(r->source);
-    *more_out = r->samples < r->idx.dim[0];
+    bool bytes = r->idx.header.type == GR_IDX_U8;
+    size_t size = r->idx.header.record_bytes, got = 0;
+    *more_out = r->samples < r->idx.header.dim[0];
     if (!*more_out) {
         return GR_OK;
     }
-    size_t bytes = r->idx.record_bytes, got = 0, before = r->cursor.end;
-    before = before < bytes ? before : bytes;
-    memcpy(r->record, r->buffer, before);
-    memmove(r->buffer, r->buffer + before, r->cursor.end - before);
-    r->cursor.end -= before;
-    gr_status status =
-        gr_input_stream_read(r->source, r->record + before, bytes - before, &got, diag);
-    if (status == GR_OK && before + got < bytes) {
+    gr_status status = gr_idx_stream_read(&r->idx, r->record, size, &got, diag);
+    if (status == GR_OK && got < size) {
         status = gr_fail(diag, GR_E_INVALID, "%s: the file ends within sample %" PRId64 " (from 0)",
                          name, r->samples);
     }
     for (int64_t i = 0; i < r->inference->values && status == GR_OK; i++) {
-        const uint8_t *at = r->record + (r->idx.type == GR_IDX_U8 ? i : 4 * i);
-        if (r->idx.type == GR_IDX_U8) {
+        const uint8_t *at = r->record + (bytes ? i : 4 * i);
+        if (bytes) {
             x_out[i] = r->inference->scaler.of_byte[*at];
             continue;
         }
@@ -290,7 +275,7 @@ static gr_status next_idx(gr_sample_reader *r, float *x_out, bool *more_out, gr_
                              name, i, r->samples);
         }
     }
-    if (status == GR_OK && r->idx.type != GR_IDX_U8) {
+    if (status == GR_OK && !bytes) {
         gr_scaler_apply(&r->inference->scaler, x_out, r->inference->values);
     }
     return status;
