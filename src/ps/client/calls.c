@@ -283,7 +283,8 @@ gr_status gr_ps_push_pull_start(gr_ps *ps, int id, const gr_ps_gradient *push, f
     return status;
 }
 
-gr_status gr_ps_pull_start(gr_ps *ps, int id, uint64_t version, float *values, gr_ps_op **op_out)
+gr_status gr_ps_start_pull(gr_ps *ps, int id, const gr_ps_request *request, float *values,
+                           gr_ps_op **op_out)
 {
     gr_status status;
     gr_ps_op *op = gr_ps_open_on(ps, id, GR_PS_PULL, &status);
@@ -291,11 +292,16 @@ gr_status gr_ps_pull_start(gr_ps *ps, int id, uint64_t version, float *values, g
         return status;
     }
     op->values = values;
-    op->request = (gr_ps_request){.version = version};
+    op->request = *request;
     gr_ps_op_send(op, GR_PS_TO_HOLDERS);
     gr_ps_progress(ps);
     *op_out = op;
     return GR_OK;
+}
+
+gr_status gr_ps_pull_start(gr_ps *ps, int id, uint64_t version, float *values, gr_ps_op **op_out)
+{
+    return gr_ps_start_pull(ps, id, &(gr_ps_request){.version = version}, values, op_out);
 }
 
 gr_status gr_ps_push_run(gr_ps *ps, int id, const gr_ps_gradient *push)

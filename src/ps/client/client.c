@@ -254,9 +254,7 @@ static void prepare_words(gr_ps *ps, int server)
     gr_ps_endpoint *endpoint = &ps->endpoints[server];
     size_t size = GR_PS_REQUEST_BYTES;
     for (uint32_t i = 0; i < ps->known_count; i++) {
-        const gr_ps_spec *spec = &ps->known[i]->tensor.spec;
-        size += GR_PS_SPEC_FIXED + strlen(spec->name) +
-                (spec->optimizer != NULL ? strlen(spec->optimizer) : 0);
+        size += GR_PS_SPEC_FIXED + gr_ps_texts_bytes(&ps->known[i]->tensor.spec);
     }
     endpoint->words = malloc(size);
     endpoint->words_bytes = 0;

@@ -155,6 +155,9 @@ gr_status gr_ps_op_close(gr_ps_op *op, uint64_t *version_out) GR_MUST_CHECK;
 
 /* calls.c. An operation on a whole tensor; NULL: it cannot be, as ps->error says. */
 gr_ps_op *gr_ps_open_on(gr_ps *ps, int id, gr_ps_kind kind, gr_status *status_out);
+/* A PULL of all of it. */
+gr_status gr_ps_start_pull(gr_ps *ps, int id, const gr_ps_request *request, float *values,
+                           gr_ps_op **op_out) GR_MUST_CHECK;
 gr_status gr_ps_check_finite(gr_ps *ps, const gr_ps_spec *spec, const float *values,
                              uint64_t count) GR_MUST_CHECK;
 gr_status gr_ps_fill_push(gr_ps *ps, const gr_ps_gradient *push,

@@ -23,16 +23,8 @@ gr_status gr_ps_pull_state_start(gr_ps *ps, int id, int state, uint64_t version,
                                  gr_ps_op **op_out)
 {
     gr_status status = check_states(ps, state, GR_PS_STATES_MAX - 1);
-    gr_ps_op *op = status == GR_OK ? gr_ps_open_on(ps, id, GR_PS_PULL, &status) : NULL;
-    if (op == NULL) {
-        return status;
-    }
-    op->values = values;
-    op->request = (gr_ps_request){.first = (uint32_t)state + 1, .version = version};
-    gr_ps_op_send(op, GR_PS_TO_HOLDERS);
-    gr_ps_progress(ps);
-    *op_out = op;
-    return GR_OK;
+    const gr_ps_request request = {.first = (uint32_t)state + 1, .version = version};
+    return status == GR_OK ? gr_ps_start_pull(ps, id, &request, values, op_out) : status;
 }
 
 gr_status gr_ps_pull_state_run(gr_ps *ps, int id, int state, uint64_t version, float *values,

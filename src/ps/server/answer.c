@@ -314,7 +314,7 @@ static bool say_table(gr_ps_session *session)
     if (!session->untold) {
         return true;
     }
-    if (session->server->joining ||
+    if (gr_ps_joins(session->server) ||
         (session->table_ticket > 0 && !gr_link_sent(session->link, session->table_ticket)) ||
         !gr_ps_send_places(session->server, session->link, -1)) {
         return false;

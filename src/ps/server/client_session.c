@@ -29,10 +29,8 @@ gr_ps_session *gr_ps_session_create(gr_ps_server *server, int peer, gr_link *lin
 
 static void drop_receiving(gr_ps_session *session)
 {
-    if (session->receiving != NULL) {
-        gr_ps_buffer_give_back(session->server, session->receiving);
-        session->receiving = NULL;
-    }
+    gr_ps_buffer_give_back(session->server, session->receiving);
+    session->receiving = NULL;
 }
 
 void gr_ps_session_destroy(gr_ps_session *session)
@@ -109,9 +107,7 @@ static void deliver(gr_ps_session *session, gr_ps_task *task, uint32_t block, co
     if (task->kind == GR_PS_SET) {
         gr_ps_store_set(server->store, session->peer, token_of(session, task, block),
                         held->tensor->key, block, values, count);
-        if (buffer != NULL) {
-            gr_ps_buffer_give_back(server, buffer);
-        }
+        gr_ps_buffer_give_back(server, buffer);
     } else {
         gr_ps_push push = gr_ps_task_push(session, task, block, count);
         if ((task->request.flags & GR_PS_ASK_VALUES) != 0 &&
@@ -254,9 +250,7 @@ static gr_status take_block(gr_ps_session *session, const gr_frame *frame, gr_di
         deliver(session, task, block, buffer->values, buffer);
         return GR_OK;
     }
-    if (buffer != NULL) {
-        gr_ps_buffer_give_back(server, buffer);
-    }
+    gr_ps_buffer_give_back(server, buffer);
     if (held != NULL && (task->request.flags & GR_PS_ASK_VALUES) != 0) {
         task->to_give--;
         session->answers.pending_reserved--;

@@ -37,9 +37,7 @@ static void queue_message(gr_ps_peer *peer, gr_ps_replica_message *message)
 static void free_message(gr_ps_server *server, gr_ps_peer *peer, gr_ps_replica_message *message)
 {
     for (int i = 0; i < message->parts; i++) {
-        if (message->buffer[i] != NULL) {
-            gr_ps_buffer_give_back(server, message->buffer[i]);
-        }
+        gr_ps_buffer_give_back(server, message->buffer[i]);
     }
     peer->out.images -= message->kind == GR_PS_IMAGE;
     free(message);
@@ -59,10 +57,8 @@ static gr_ps_buffer *add_buffer(gr_ps_server *server, gr_ps_replica_message *mes
 static void drop_copies(gr_ps_server *server, gr_ps_peer *peer)
 {
     for (int i = 0; i < 1 + GR_PS_STATES_MAX; i++) {
-        if (peer->in.copies[i] != NULL) {
-            gr_ps_buffer_give_back(server, peer->in.copies[i]);
-            peer->in.copies[i] = NULL;
-        }
+        gr_ps_buffer_give_back(server, peer->in.copies[i]);
+        peer->in.copies[i] = NULL;
     }
     peer->in.taking = 0;
 }
@@ -174,12 +170,22 @@ static bool next_to_copy(gr_ps_server *server, gr_ps_peer *peer, bool tables,
     return false;
 }
 
+static gr_ps_replica_message *make_image(gr_ps_peer *peer, const gr_ps_image *image)
+{
+    uint8_t head[GR_PS_HEAD_MAX];
+    gr_ps_replica_message *message = make_message(GR_PS_IMAGE, head, gr_ps_put_image(image, head));
+    if (message != NULL) {
+        message->part_bytes = gr_ps_image_bytes(image);
+        peer->out.images++;
+    }
+    return message;
+}
+
 /* A block as it is now; of a table the beginning, and its rows follow piece by piece, while pushes
  * go on. False: no memory now. */
 static bool queue_image(gr_ps_server *server, gr_ps_peer *peer, gr_ps_share *held, uint32_t block)
 {
     gr_ps_image image;
-    uint8_t head[GR_PS_HEAD_MAX];
     if (gr_ps_store_image(server->store, held->tensor->key, block, &image, NULL) != GR_OK) {
         return true; /* it is not here: nobody has its values */
     }
@@ -190,12 +196,10 @@ static bool queue_image(gr_ps_server *server, gr_ps_peer *peer, gr_ps_share *hel
         image.count = 0;
         vectors = 0;
     }
-    gr_ps_replica_message *message = make_message(GR_PS_IMAGE, head, gr_ps_put_image(&image, head));
+    gr_ps_replica_message *message = make_image(peer, &image);
     if (message == NULL) {
         return false;
     }
-    peer->out.images++;
-    message->part_bytes = gr_ps_image_bytes(&image);
     for (int i = 0; i < vectors; i++) {
         gr_ps_buffer *buffer = add_buffer(server, message);
         if (buffer == NULL) {
@@ -217,7 +221,6 @@ static bool queue_rows(gr_ps_server *server, gr_ps_peer *peer, gr_ps_share *held
 {
     gr_ps_stream *stream = &held->streams[block];
     gr_ps_image image;
-    uint8_t head[GR_PS_HEAD_MAX];
     if (gr_ps_store_image(server->store, held->tensor->key, block, &image, NULL) != GR_OK) {
         *stream = (gr_ps_stream){0};
         return true;
@@ -229,12 +232,10 @@ static bool queue_rows(gr_ps_server *server, gr_ps_peer *peer, gr_ps_share *held
     image.seen_count = 0;
     image.begins = false;
     image.ends = image.count == left;
-    gr_ps_replica_message *message = make_message(GR_PS_IMAGE, head, gr_ps_put_image(&image, head));
+    gr_ps_replica_message *message = make_image(peer, &image);
     if (message == NULL) {
         return false;
     }
-    peer->out.images++;
-    message->part_bytes = gr_ps_image_bytes(&image);
     gr_ps_buffer *buffer = add_buffer(server, message);
     if (buffer == NULL) {
         free_message(server, peer, message);

@@ -129,7 +129,7 @@ bool gr_ps_peers_refuse(const gr_ps_server *server, gr_status status)
     for (int number = 0; number < server->table.servers; number++) {
         any = any || (server->peers[number] != NULL && server->peers[number]->link != NULL);
     }
-    return server->joining && (status == GR_E_AUTH || status == GR_E_IN_USE) && !any &&
+    return gr_ps_joins(server) && (status == GR_E_AUTH || status == GR_E_IN_USE) && !any &&
            gr_clock_now_us(&server->clock) >= server->joins_by_us;
 }
 
@@ -145,7 +145,7 @@ static void identify(gr_ps_server *server, gr_ps_peer *peer, uint64_t incarnatio
 {
     peer->link = peer->arriving;
     peer->arriving = NULL;
-    if (incarnation != peer->incarnation && !server->joining) {
+    if (incarnation != peer->incarnation && !gr_ps_joins(server)) {
         peer->addresses[0] = '\0'; /* of the process before; this one says where it is */
     }
     peer->incarnation = incarnation;
@@ -182,8 +182,8 @@ void gr_ps_peer_ended(gr_ps_server *server, int number)
                      (gr_link_has_died(peer->link) || gr_link_has_left(peer->link));
     peer->link = NULL;
     gr_ps_copy_drop(server, peer);
-    peer->met = !server->joining;
-    peer->dial_us = peer->missed_us + (server->joining ? PROBE_US : SURVIVES_US);
+    peer->met = !gr_ps_joins(server);
+    peer->dial_us = peer->missed_us + (gr_ps_joins(server) ? PROBE_US : SURVIVES_US);
     peer->probe_us = peer->missed_us;
     gr_ps_membership_lose(&server->membership, number, false);
 }
@@ -359,7 +359,7 @@ static void tell(gr_ps_server *server, gr_ps_peer *peer, int64_t now)
         now - peer->contact.beat_us < beat_every_us(server)) {
         return;
     }
-    if (lacks && !server->joining && gr_ps_note_free(peer, &peer->contact.table) &&
+    if (lacks && !gr_ps_joins(server) && gr_ps_note_free(peer, &peer->contact.table) &&
         gr_ps_send_places(server, peer->link, peer->number) &&
         gr_ps_note_send(peer, &peer->contact.table, GR_PS_TABLE,
                         gr_ps_put_table(&server->table, peer->contact.table.text))) {
@@ -403,7 +403,7 @@ static gr_status judge_hello(gr_ps_server *server, const gr_ps_peer *peer, const
                        "server %d keeps tensors of run %s, and server %d those of run %s",
                        server->number, server->run, peer->number, hello->run);
     }
-    if (!server->joining && table->alive[peer->number] &&
+    if (!gr_ps_joins(server) && table->alive[peer->number] &&
         table->incarnation[peer->number] != incarnation) {
         return gr_fail(diag, GR_E_AGAIN,
                        "server %d is not known to be lost: another one has its "
@@ -434,7 +434,7 @@ static void take_hello(gr_ps_server *server, gr_ps_peer *peer)
     if (status == GR_OK) {
         take_run(server, &hello);
         identify(server, peer, frame.fingerprint);
-    } else if (status == GR_E_INVALID && server->joining) {
+    } else if (status == GR_E_INVALID && gr_ps_joins(server)) {
         server->failure = why;
     } else if (status == GR_E_AGAIN) { /* as it does */
         gr_link_close(peer->arriving, status, why.text);
@@ -520,7 +520,7 @@ static gr_status take_table(gr_ps_server *server, gr_ps_peer *peer, const gr_fra
     if (status != GR_OK) {
         return status;
     }
-    if (!server->joining) {
+    if (!gr_ps_joins(server)) {
         if (gr_ps_membership_take(&server->membership, &table) == GR_PS_TABLE_OUT) {
             (void)gr_fail(
                 &server->failure, GR_E_PEER_LOST,
@@ -529,12 +529,11 @@ static gr_status take_table(gr_ps_server *server, gr_ps_peer *peer, const gr_fra
                 server->number, (long long)(server->timeout_us / 1000));
         }
     } else if (table.servers == server->table.servers && table.epoch > server->table.epoch) {
-        server->joining = !table.alive[server->number] ||
-                          table.incarnation[server->number] != server->incarnation;
-        if (!server->joining || !table.alive[server->number]) {
+        bool alive = table.alive[server->number]; /* or another process with its number */
+        if (!alive || table.incarnation[server->number] == server->incarnation) {
             gr_ps_membership_init(&server->membership, server->number, &table);
         }
-        if (server->joining && !table.alive[server->number]) {
+        if (!alive) {
             server->table = table; /* who lives, and is to be asked for a place */
         }
     }
@@ -587,7 +586,7 @@ static void judge_silence(gr_ps_server *server, const gr_ps_peer *peer, int64_t 
 {
     int64_t heard_us = peer->contact.echo_us > peer->contact.since_us ? peer->contact.echo_us
                                                                       : peer->contact.since_us;
-    if (peer->contact.since_us > 0 && now - heard_us > server->timeout_us && !server->joining &&
+    if (peer->contact.since_us > 0 && now - heard_us > server->timeout_us && !gr_ps_joins(server) &&
         server->membership.table.alive[peer->number] && !is_lost(server, peer->number) &&
         gr_ps_membership_spares(&server->membership, peer->number)) {
         gr_log_write(server->log, GR_LOG_WARN, "ps", "server %d has been silent for %lld ms",
@@ -687,10 +686,10 @@ gr_status gr_ps_peers_turn(gr_ps_server *server, gr_diag *diag)
             gr_ps_send_away(server, number, GR_E_PROTOCOL, why.text);
         }
         judge_silence(server, peer, now);
-        if (is_lost(server, number) && !server->joining) {
+        if (is_lost(server, number) && !gr_ps_joins(server)) {
             examine(server, peer, now);
         }
-        if (peer->link != NULL && peer->contact.applies && !server->joining) {
+        if (peer->link != NULL && peer->contact.applies && !gr_ps_joins(server)) {
             gr_ps_membership_add(&server->membership, number, peer->incarnation);
         }
     }
@@ -701,13 +700,14 @@ gr_status gr_ps_peers_turn(gr_ps_server *server, gr_diag *diag)
     if (!is_pending(server)) {
         server->view = server->membership.own;
     }
-    if (is_pending(server) || (!server->joining && gr_ps_membership_decide(&server->membership))) {
+    if (is_pending(server) ||
+        (!gr_ps_joins(server) && gr_ps_membership_decide(&server->membership))) {
         adopt(server);
     }
     if (!is_pending(server)) {
         server->view = server->membership.own;
     }
-    bool active = !server->joining && !is_pending(server) &&
+    bool active = !gr_ps_joins(server) && !is_pending(server) &&
                   gr_ps_membership_settled(&server->membership) && all_here(server, now);
     more = more || (active && !server->active);
     server->active = active;
@@ -726,7 +726,7 @@ bool gr_ps_peers_send(gr_ps_server *server)
             continue;
         }
         if (peer->incarnation != 0 && !peer->contact.introduced && server->table.alive[number] &&
-            !server->joining) {
+            !gr_ps_joins(server)) {
             peer->contact.introduced = true;
             gr_ps_copy_introduce(server, peer);
         }
@@ -735,7 +735,7 @@ bool gr_ps_peers_send(gr_ps_server *server)
             more = gr_ps_copy_send(server, peer) || more;
         }
     }
-    if (server->joining) {
+    if (gr_ps_joins(server)) {
         apply(server);
     }
     return more;
@@ -743,6 +743,6 @@ bool gr_ps_peers_send(gr_ps_server *server)
 
 int64_t gr_ps_peers_due_us(const gr_ps_server *server)
 {
-    bool misses = server->membership.own.lost != 0 || is_pending(server) || server->joining;
+    bool misses = server->membership.own.lost != 0 || is_pending(server) || gr_ps_joins(server);
     return server->turn_us + (misses ? (int64_t)PROBE_US : beat_every_us(server) / 2);
 }

@@ -235,9 +235,7 @@ gr_status gr_ps_rows_take(gr_ps_session *session, const gr_frame *frame, gr_diag
     session->receiving = NULL;
     gr_ps_task *task = gr_ps_task_open(session, frame);
     if (task == NULL) {
-        if (buffer != NULL) {
-            gr_ps_buffer_give_back(server, buffer);
-        }
+        gr_ps_buffer_give_back(server, buffer);
         return gr_fail(diag, GR_E_PROTOCOL, "a ticket that is in use");
     }
     if (buffer == NULL) {

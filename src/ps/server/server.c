@@ -52,6 +52,9 @@ gr_ps_buffer *gr_ps_buffer_take(gr_ps_server *server, size_t size_bytes)
 
 void gr_ps_buffer_give_back(gr_ps_server *server, gr_ps_buffer *buffer)
 {
+    if (buffer == NULL) {
+        return;
+    }
     if (buffer->size_class == GR_PS_CLASSES) {
         server->pool.bytes -= buffer->room;
         free(buffer);
@@ -379,7 +382,6 @@ static gr_status check_config(const gr_ps_server_config *config, gr_diag *diag)
 static gr_status begin_joining(gr_ps_server *server, const gr_ps_server_config *config,
                                gr_diag *diag)
 {
-    server->joining = true;
     server->joins_by_us = gr_clock_deadline_us(&server->clock, server->timeout_us);
     (void)gr_ps_table_lose(&server->table, config->number);
     server->table.epoch = 0;

@@ -169,7 +169,6 @@ struct gr_ps_server {
     int number;
     bool replicates;                      /* blocks have replicas on other servers */
     bool active;                          /* all other servers are there, and agree */
-    bool joining;                         /* it replaces another one, and is in no table yet */
     int64_t joins_by_us;                  /* until then it tries others that refuse it */
     uint64_t incarnation;                 /* 0: it is one of the first */
     gr_diag failure;                      /* why it cannot go on; status GR_OK: it can */
@@ -193,6 +192,12 @@ struct gr_ps_server {
     gr_ps_traffic traffic;
 };
 
+/* It replaces another one, and is in no table yet. */
+static inline bool gr_ps_joins(const gr_ps_server *server)
+{
+    return !server->membership.table.alive[server->number];
+}
+
 static inline bool gr_ps_leads(const gr_ps_server *server, const gr_ps_share *held, uint32_t block)
 {
     return server->table.primary[gr_ps_slot(held->tensor->key, block)] == server->number;
@@ -211,7 +216,7 @@ void gr_ps_send_away(gr_ps_server *server, int peer, gr_status status, const cha
 gr_status gr_ps_server_declare(gr_ps_server *server, int peer, const gr_ps_spec *spec,
                                const gr_ps_share **held_out, gr_diag *diag) GR_MUST_CHECK;
 gr_ps_buffer *gr_ps_buffer_take(gr_ps_server *server, size_t size_bytes); /* NULL: no memory */
-void gr_ps_buffer_give_back(gr_ps_server *server, gr_ps_buffer *buffer);
+void gr_ps_buffer_give_back(gr_ps_server *server, gr_ps_buffer *buffer);  /* NULL is fine */
 
 /* client_session.c */
 /* The next of the tensor's blocks that this server leads; as many as there are if there is none. */

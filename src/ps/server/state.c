@@ -12,10 +12,7 @@
 void gr_ps_gathered_drop(gr_ps_server *server, gr_ps_task *task)
 {
     while (task->gathered_count > 0) {
-        gr_ps_buffer *buffer = task->gathered[--task->gathered_count];
-        if (buffer != NULL) {
-            gr_ps_buffer_give_back(server, buffer);
-        }
+        gr_ps_buffer_give_back(server, task->gathered[--task->gathered_count]);
     }
 }
 
