@@ -17,7 +17,7 @@ import sys
 import threading
 import numpy as np
 import HOROVOD as hvd
-from gradus.keras._framework import BACKEND, keras
+from gradus.keras._framework import keras, value_of
 
 victim = os.environ["GRADUS_RANK"] == "1" and "GRADUS_JOINING" not in os.environ
 hvd.init()
@@ -66,8 +66,9 @@ state.register_reset_callbacks([lambda: sizes.append(hvd.size())])
 train(state)
 step = state.step
 assert np.array_equal(model.get_weights()[0], [[-step], [-2 * step]]), (model.get_weights(), step)
-assert int(np.array(model.optimizer.iterations)) == step and state.batch == 0
-assert 0 <= step - 4 * state.epoch <= 2, (step, state.epoch)  # a batch more for each change
+assert int(value_of(model.optimizer.iterations)) == step
+# A batch is made once more for each change, of which the last one may end the loop in an epoch.
+assert 0 <= step - 4 * state.epoch - state.batch <= 3, (step, state.epoch, state.batch)
 assert all(at == 7 and "rank 1" in text
            for at, text in errors), errors
 assert len(set(hvd.allgather_object(step))) == 1

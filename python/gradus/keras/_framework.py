@@ -75,14 +75,6 @@ def attach(model: Any) -> None:
         sync()
 
 
-def forget_failures() -> None:
-    """With the JAX backend each step that calls Python waits for the one before it, also where that
-    has failed; lets the next one begin anew."""
-    if BACKEND == "jax":
-        from jax._src.dispatch import runtime_tokens
-        runtime_tokens.clear()
-
-
 def learning_rate_of(optimizer: Any) -> float:
     """The learning rate; an error, where a schedule of the optimizer makes it."""
     found = optimizer._learning_rate if hasattr(optimizer, "_learning_rate") else \

@@ -18,7 +18,7 @@ from .._elastic import ObjectState, State, run
 from .._engine import HorovodInternalError, HostsUpdatedInterrupt
 from .._objects import broadcast_object
 from .._world import rank
-from ._framework import attach, forget_failures, keras, state_of, value_of, variables_of
+from ._framework import attach, keras, state_of, value_of, variables_of
 from ._functions import send_variables
 
 
@@ -49,7 +49,6 @@ class KerasState(ObjectState):
         super().save()
 
     def restore(self) -> None:
-        forget_failures()
         for variable, value in zip(self._variables(), self._kept):
             variable.assign(value)
         super().restore()
