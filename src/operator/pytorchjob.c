@@ -207,7 +207,7 @@ static void keep_autoscaler(gr_training *t)
     static const char *const keys[] = {"minReplicas", "maxReplicas", "metrics", NULL};
     json_t *policy = gr_object_at(t->look.job, "spec.elasticPolicy");
     json_t *metrics = json_object_get(policy, "metrics");
-    if (json_array_size(metrics) == 0) {
+    if (!json_is_array(metrics)) { /* an empty list: the cluster's own */
         return;
     }
     if (t->is_suspended) {
@@ -308,7 +308,7 @@ static const gr_training_kind pytorchjob = {.kind = &gr_pytorchjob_v1,
                                             .restarts_failed = true,
                                             .set_defaults = set_defaults,
                                             .check = check,
-                                            .keep_more = keep_autoscaler,
+                                            .keep_first = keep_autoscaler,
                                             .complete_pod = complete_pod,
                                             .tell_status = tell_status};
 

@@ -467,9 +467,33 @@ static void judge_failed(gr_training *t, const gr_training_role *role, const jso
     gr_training_set_condition(t, "Restarting", true, "Restarting", message);
 }
 
-/* Why a pod does not start: an image that cannot be had, no node with room. The API server's client
- * counts an event that is sent again. */
-static void tell_waiting(gr_training *t, const json_t *pod)
+/* Why a container waits: an image that cannot be had, failures one after the other; or how it
+ * ended, though its pod goes on. */
+static void tell_container(gr_training *t, const char *pod, const json_t *status)
+{
+    char message[GR_EVENT_BYTES];
+    const char *name = gr_object_text(status, "name");
+    const char *text = gr_object_text(status, "state.waiting.message");
+    const char *reason = gr_object_text(status, "state.waiting.reason");
+    const char *end = gr_object_text(status, "state.terminated.reason");
+    const char *last_words = gr_object_text(status, "state.terminated.message");
+    int64_t code = gr_object_int(status, "state.terminated.exitCode", 0);
+    if (name != NULL && code != 0 && end != NULL) {
+        snprintf(message, sizeof message,
+                 "Error pod %s container %s exitCode: %" PRId64 " terminated message: %.600s", pod,
+                 name, code, last_words != NULL ? last_words : "");
+        gr_look_event(&t->look, "Warning", end, message);
+    }
+    if (name != NULL && text != NULL && reason != NULL) {
+        snprintf(message, sizeof message, "Error pod %s container %s waiting message: %.600s", pod,
+                 name, text);
+        gr_look_event(&t->look, "Warning", reason, message);
+    }
+}
+
+/* What keeps a pod that has not ended from its work: its containers, or that no node has room. The
+ * API server's client counts an event that is sent again. */
+static void tell_abnormal(gr_training *t, const json_t *pod)
 {
     static const char *const lists[] = {"status.initContainerStatuses", "status.containerStatuses"};
     char message[GR_EVENT_BYTES];
@@ -479,15 +503,7 @@ static void tell_waiting(gr_training *t, const json_t *pod)
     for (size_t l = 0; l < sizeof lists / sizeof lists[0]; l++) {
         json_array_foreach(gr_object_at(pod, lists[l]), i, status)
         {
-            const char *text = gr_object_text(status, "state.waiting.message");
-            const char *reason = gr_object_text(status, "state.waiting.reason");
-            const char *container = gr_object_text(status, "name");
-            if (text != NULL && reason != NULL && container != NULL) {
-                snprintf(message, sizeof message,
-                         "Error pod %s container %s waiting message: %.600s", name, container,
-                         text);
-                gr_look_event(&t->look, "Warning", reason, message);
-            }
+            tell_container(t, name, status);
         }
     }
     status = gr_object_condition(gr_object_at(pod, "status.conditions"), "PodScheduled");
@@ -573,8 +589,8 @@ static bool keep_role(gr_training *t, gr_training_role *role)
         }
         if (has_phase(pod, "Failed")) {
             judge_failed(t, role, pod);
-        } else if (has_phase(pod, "Pending")) {
-            tell_waiting(t, pod);
+        } else if (has_phase(pod, "Pending") || has_phase(pod, "Running")) {
+            tell_abnormal(t, pod);
         }
         if (t->kind->has_services &&
             !keep_object(t, role, n, role->services[n], "Service", gr_training_service)) {
@@ -625,6 +641,12 @@ static void look(gr_training *t)
     sort_objects(t);
     if (holds(t, "Succeeded") || holds(t, "Failed")) {
         finish(t);
+        return;
+    }
+    if (t->kind->keep_first != NULL) {
+        t->kind->keep_first(t);
+    }
+    if (t->look.is_stopped) {
         return;
     }
     if (t->is_suspended) {

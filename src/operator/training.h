@@ -41,6 +41,7 @@ typedef struct gr_training_kind {
     const char *restart_policy; /* where a role says none */
     const char *const *roles;   /* in alphabetical order; NULL-terminated */
     const char *deleted_reason; /* of the event that says that the job itself is deleted */
+    const char *warning_prefix; /* of events about templates; NULL: "SetPodTemplate" */
     bool has_services;          /* each pod has one */
     bool restarts_failed; /* with OnFailure and Always a pod that failed is made anew, and one that
                              is taken away has failed */
@@ -50,7 +51,8 @@ typedef struct gr_training_kind {
     /* What only this kind has; NULL: nothing. */
     void (*set_defaults)(json_t *spec, bool *no_memory);
     void (*check)(gr_problems *p, const json_t *spec, const json_t *specs);
-    void (*keep_more)(gr_training *t); /* objects beside pods and Services */
+    void (*keep_first)(gr_training *t); /* objects that no PodGroup holds up */
+    void (*keep_more)(gr_training *t);  /* objects beside pods and Services */
     /* False: nothing more is done in this look. */
     bool (*keep_attempt)(gr_training *t);
     void (*complete_labels)(gr_training *t, const gr_training_role *role, json_t *labels);

@@ -74,6 +74,14 @@ static json_t *new_metadata(gr_training *t, const gr_training_role *role, int64_
     return gr_look_metadata(&t->look, name);
 }
 
+static void warn_of_template(gr_training *t, const char *what, const char *message)
+{
+    char reason[64];
+    const char *prefix = t->kind->warning_prefix;
+    snprintf(reason, sizeof reason, "%s%s", prefix != NULL ? prefix : "SetPodTemplate", what);
+    gr_look_event(&t->look, "Warning", reason, message);
+}
+
 /* ---- Scheduling as a group ------------------------------------------------------------------- */
 static void join_pod_group(gr_training *t, const gr_training_role *role, json_t *pod)
 {
@@ -85,9 +93,9 @@ static void join_pod_group(gr_training *t, const gr_training_role *role, json_t 
     for (size_t i = 0; i < t->role_count; i++) {
         const char *scheduler = gr_object_text(t->roles[i].template, "spec.schedulerName");
         if (scheduler != NULL && scheduler[0] != '\0' && strcmp(scheduler, gang_scheduler) != 0) {
-            gr_look_event(&t->look, "Warning", "SettedPodTemplateSchedulerName",
-                          "Another scheduler is specified when gang-scheduling is enabled and it "
-                          "will not be overwritten");
+            warn_of_template(t, "SchedulerName",
+                             "Another scheduler is specified when gang-scheduling is enabled and "
+                             "it will not be overwritten");
             break;
         }
     }
@@ -161,6 +169,7 @@ json_t *gr_training_pod(gr_training *t, const gr_training_role *role, int64_t in
     json_t *labels = gr_object_map(metadata, "labels", no_memory);
     json_t *given_labels = gr_object_at(role->template, "metadata.labels");
     json_t *annotations = gr_object_at(role->template, "metadata.annotations");
+    json_t *finalizers = gr_object_at(role->template, "metadata.finalizers");
     json_t *pod = json_pack("{s:s, s:s, s:o, s:o}", "apiVersion", "v1", "kind", "Pod", "metadata",
                             metadata, "spec", spec);
     if (pod == NULL) {
@@ -178,11 +187,14 @@ json_t *gr_training_pod(gr_training *t, const gr_training_role *role, int64_t in
     if (json_object_size(annotations) > 0) {
         gr_object_put(metadata, "annotations", json_deep_copy(annotations), no_memory);
     }
+    if (json_array_size(finalizers) > 0 && t->kind->has_services) {
+        gr_object_put(metadata, "finalizers", json_incref(finalizers), no_memory);
+    }
     t->kind->complete_pod(t, role, index, spec);
     if (json_object_get(spec, "restartPolicy") != NULL) {
-        gr_look_event(&t->look, "Warning", "SettedPodTemplateRestartPolicy",
-                      "Restart policy in pod template will be overwritten by restart policy in "
-                      "replica spec");
+        warn_of_template(t, "RestartPolicy",
+                         "Restart policy in pod template will be overwritten by restart policy in "
+                         "replica spec");
     }
     bool is_decided_here = strcmp(role->restart_policy, "ExitCode") == 0;
     gr_object_put_text(spec, "restartPolicy", is_decided_here ? "Never" : role->restart_policy,

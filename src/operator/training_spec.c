@@ -130,6 +130,21 @@ static void check_images(const gr_training *t, gr_problems *p, const json_t *spe
     }
 }
 
+/* Any name of an object will do that may be the value of a label. */
+static void check_label(gr_problems *p, const json_t *job)
+{
+    enum { LABEL_BYTES_MAX = 63 };
+    const char *name = gr_object_text(job, "metadata.name");
+    if (name == NULL || name[0] == '\0') {
+        gr_problem(p, "metadata.name: Required value: must have a name");
+    } else if (strlen(name) > LABEL_BYTES_MAX) {
+        gr_problem(p,
+                   "metadata.name: Invalid value: \"%s\": must be no more than %d characters: it "
+                   "is a label of all pods",
+                   name, LABEL_BYTES_MAX);
+    }
+}
+
 static void check_role(const gr_training *t, gr_problems *p, const char *name, const json_t *spec)
 {
     static const char *const restart_policies[] = {"Always", "ExitCode", "Never", "OnFailure",
@@ -160,7 +175,9 @@ static void check_role(const gr_training *t, gr_problems *p, const char *name, c
         gr_problem(p, "%s.replicas: Invalid value: %" PRId64 ": must be from 0 to %d", path,
                    replicas, REPLICAS_MAX);
     }
-    if (p->count == 0) {
+    if (p->count == 0 && !t->kind->has_services && !t->kind->has_attempts) {
+        check_label(p, t->look.job); /* no pod is called by its host's name */
+    } else if (p->count == 0) {
         size_t i = 0;
         for (; name[i] != '\0' && i + 1 < sizeof label; i++) {
             label[i] = (char)tolower((unsigned char)name[i]);

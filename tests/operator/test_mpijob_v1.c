@@ -85,6 +85,29 @@ static void workers_fewer_pods_and_rights_follow(void **state)
     close_cluster(&c);
 }
 
+static void name_that_is_no_host_of_a_network_is_taken(void **state)
+{
+    (void)state;
+    static const char letters[] = "a-name-of-60-letters-is-not-too-long-for-pods-of-the-job-abc";
+    char name[80];
+    cluster c;
+    open_cluster(&c, 1);
+    snprintf(name, sizeof name, "'my.%s'", letters);
+    set(c.job, "metadata.name", name);
+    settle(&c);
+    assert_non_null(find(&c, "Pod",
+                         "my.a-name-of-60-letters-is-not-too-long-for-pods-of-the-job-"
+                         "abc-launcher"));
+    close_cluster(&c);
+    open_cluster(&c, 1);
+    snprintf(name, sizeof name, "'my.x%s'", letters);
+    set(c.job, "metadata.name", name);
+    look(&c);
+    assert_writes(&c, "");
+    assert_non_null(strstr(event(&c, 0, "message"), "must be no more than 63 characters"));
+    close_cluster(&c);
+}
+
 static void account_of_the_user_gets_the_rights_and_is_not_made(void **state)
 {
     (void)state;
@@ -180,6 +203,7 @@ int main(void)
         cmocka_unit_test(job_new_rights_config_and_pods),
         cmocka_unit_test(job_running_looked_at_again_no_more_writes),
         cmocka_unit_test(workers_fewer_pods_and_rights_follow),
+        cmocka_unit_test(name_that_is_no_host_of_a_network_is_taken),
         cmocka_unit_test(account_of_the_user_gets_the_rights_and_is_not_made),
         cmocka_unit_test(gpu_launcher_is_a_host_and_sees_its_gpus),
         cmocka_unit_test(launcher_done_job_done_workers_go_config_stays),

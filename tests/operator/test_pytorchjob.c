@@ -332,6 +332,71 @@ static void volcano_first_pods_wait_later_ones_do_not(void **state)
 }
 
 /* ---- Bad input ------------------------------------------------------------------------------- */
+static void template_finalizers_go_along_and_its_restart_policy_is_told(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 1);
+    set(c.job, WORKER "template.metadata.finalizers", "['lab/kept']");
+    set(c.job, WORKER "template.spec.restartPolicy", "'Always'");
+    look(&c);
+    assert_null(gr_object_at(written(&c, 0), "metadata.finalizers"));
+    assert_json(gr_object_at(written(&c, 2), "metadata.finalizers"), "['lab/kept']");
+    assert_json(gr_object_at(written(&c, 2), "spec.restartPolicy"), "'OnFailure'");
+    assert_true(has_event(&c, "SetPodTemplateRestartPolicy"));
+    close_cluster(&c);
+}
+
+static void assert_event(const cluster *c, const char *reason, const char *message)
+{
+    for (size_t i = 0; i < json_array_size(c->result.events); i++) {
+        if (strcmp(event(c, i, "reason"), reason) == 0) {
+            assert_string_equal(event(c, i, "message"), message);
+            return;
+        }
+    }
+    fail_msg("no event %s", reason);
+}
+
+static void containers_that_wait_or_ended_in_a_pod_that_runs_told(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 1);
+    run_all_pods(&c);
+    set(find(&c, "Pod", "train-worker-0"), "status.containerStatuses",
+        "[{'name': 'pytorch', 'state': {'waiting': {'reason': 'CrashLoopBackOff',"
+        "   'message': 'back-off 10s'}}},"
+        " {'name': 'proxy', 'state': {'terminated': {'reason': 'Error', 'exitCode': 3,"
+        "   'message': 'no route'}}},"
+        " {'name': 'fetch', 'state': {'terminated': {'reason': 'Completed', 'exitCode': 0}}}]");
+    look(&c);
+    assert_writes(&c, "");
+    assert_event(&c, "CrashLoopBackOff",
+                 "Error pod train-worker-0 container pytorch waiting message: back-off 10s");
+    assert_event(&c, "Error",
+                 "Error pod train-worker-0 container proxy exitCode: 3 terminated message: no "
+                 "route");
+    assert_int_equal(json_array_size(c.result.events), 2);
+    close_cluster(&c);
+}
+
+static void volcano_autoscaler_does_not_wait(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 1);
+    c.gang_scheduler = "volcano";
+    set(c.job, "spec.elasticPolicy.metrics", "[]");
+    settle(&c);
+    assert_null(find(&c, "Pod", "train-worker-0"));
+    assert_json(gr_object_at(find(&c, "HorizontalPodAutoscaler", "train"), "spec.metrics"), "[]");
+    set(c.job, "spec.runPolicy.suspend", "true");
+    settle(&c);
+    assert_null(find(&c, "HorizontalPodAutoscaler", "train"));
+    close_cluster(&c);
+}
+
 static void job_wrong_one_event_and_no_writes(void **state)
 {
     (void)state;
@@ -454,6 +519,9 @@ int main(void)
         cmocka_unit_test(workers_fewer_then_the_job_ends_nothing_stays),
         cmocka_unit_test(job_suspended_and_resumed_starts_anew),
         cmocka_unit_test(volcano_first_pods_wait_later_ones_do_not),
+        cmocka_unit_test(template_finalizers_go_along_and_its_restart_policy_is_told),
+        cmocka_unit_test(containers_that_wait_or_ended_in_a_pod_that_runs_told),
+        cmocka_unit_test(volcano_autoscaler_does_not_wait),
         cmocka_unit_test(job_wrong_one_event_and_no_writes),
         cmocka_unit_test(job_of_another_controller_or_ending_nothing),
         cmocka_unit_test(unknown_field_named_with_the_nearest),
