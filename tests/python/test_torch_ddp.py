@@ -195,6 +195,54 @@ def test_torch_ways_to_train_in_parallel_lead_to_the_weights_of_one_process(torc
         assert line[len(OLD):] in ([], ["fsdp1", "compile"], ["fsdp1", "fsdp2", "compile"])
 
 
+SHARED = '''
+import copy
+import gc
+import torch
+import torch.distributed as dist
+import gradus.torch
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gradus")
+n, me = dist.get_world_size(), dist.get_rank()
+comm = dist.distributed_c10d._get_default_group().communicator
+for view in (False, True):
+    torch.manual_seed(0)
+    wide = torch.nn.Sequential(torch.nn.Linear(6, 16384), torch.nn.ReLU(),
+                               torch.nn.Linear(16384, 3))
+    alone = copy.deepcopy(wide)
+    x, y = torch.randn(4 * n, 6), torch.randn(4 * n, 3)
+    padding = [torch.ones(1 + me) for _ in range(me)]  # buckets begin elsewhere on each rank
+    model = DistributedDataParallel(wide, gradient_as_bucket_view=view)
+    state = gradus.torch.SharedBuckets()
+    model.register_comm_hook(state, gradus.torch.shared_buckets_hook)
+    held = None
+    for step in range(6):
+        for one, samples in ((model, slice(4 * me, 4 * me + 4)), (alone, slice(None))):
+            one.zero_grad(set_to_none=False)
+            torch.nn.functional.mse_loss(one(x[samples]), y[samples]).backward()
+        for param, other in zip(model.parameters(), alone.parameters()):
+            assert torch.allclose(param.grad, other.grad, rtol=1e-4, atol=1e-6), (view, step)
+        if step == 1:
+            held = wide[0].weight.grad.view(-1)  # its memory stays where it is
+    assert held.data_ptr() == wide[0].weight.grad.data_ptr()
+    print(state.shared_bytes // 1024)
+    shared = state._shared
+    del model, wide, state, held, param
+    gc.collect()
+    assert not shared
+    comm.allreduce(torch.ones(1 << 18))
+try:
+    gradus.torch.SharedBuckets(dist.new_group(backend="gloo"))
+except gradus.InvalidError as error:
+    print("not one of gradus" in str(error))
+'''
+
+
+def test_torch_buckets_that_peers_share_have_the_gradients_of_one_process(torch_ranks):
+    assert torch_ranks(2, SHARED) == [["640", "640", "True"]] * 2
+
+
 def test_torch_ddp_names_a_rank_that_dies_in_backward(torch_ranks):
     lines = torch_ranks(3, '''
         import os
