@@ -10,6 +10,7 @@ import torch
 from .._objects import broadcast_object
 from .._submit import forget
 from .._world import ProcessSet, global_process_set
+from . import _tensors
 from ._compression import Compression
 from ._ops import (Adasum, Average, ReduceOp, allreduce_async, allreduce_async_,
                    grouped_allreduce_async_, sparse_allreduce_async, synchronize)
@@ -110,13 +111,7 @@ class _Distributed(_Wrapper):
             optimizer = reference()
             if optimizer is not None:
                 optimizer._hvd_ready(parameter)
-        if hasattr(parameter, "register_post_accumulate_grad_hook"):  # torch 2.1
-            self._hvd_hooks.append(parameter.register_post_accumulate_grad_hook(hook))
-            return
-        with torch.enable_grad():
-            accumulator = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
-        accumulator.register_hook(hook)
-        self._hvd_hooks.append(accumulator)
+        self._hvd_hooks.append(_tensors.call_after_gradient(parameter, hook))
 
     def _hvd_ready(self, parameter: torch.Tensor) -> None:
         """Its gradient has come, once more."""

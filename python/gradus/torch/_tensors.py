@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors as the library reads and writes them: memory of elements, one behind the other."""
-from typing import List, Sequence, Tuple
+from typing import Any, Callable, List, Sequence, Tuple
 
 import torch
 
@@ -32,3 +32,14 @@ def put_back(pairs: Sequence[Tuple[torch.Tensor, torch.Tensor]]) -> None:
     with torch.inference_mode():
         for tensor, one in pairs:
             tensor.detach().copy_(one)
+
+
+def call_after_gradient(parameter: torch.Tensor, hook: Callable[..., None]) -> Any:
+    """Calls `hook` whenever a backward pass has added to parameter.grad. The caller keeps what it
+    returns."""
+    if hasattr(parameter, "register_post_accumulate_grad_hook"):  # torch 2.1
+        return parameter.register_post_accumulate_grad_hook(hook)
+    with torch.enable_grad():
+        accumulator = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+    accumulator.register_hook(hook)
+    return accumulator
