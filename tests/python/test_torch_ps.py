@@ -295,3 +295,64 @@ print("ok")
 def test_torch_ps_gradients_that_nobody_waits_for_count_as_they_should(torch_ranks):
     lines = torch_ranks(2, MODES, flags=("--servers", 2))
     assert lines == [["ok"], ["ok"]]
+
+
+OVERLAP = BEGIN + '''
+gradus.torch.ps._EARLY = 3  # the others wait for step()
+RULE = {"kind": "adam"}
+nets, optimizers = [], []
+for overlap in (False, True):
+    nets.append(new(Embedding(20, 4, std=0.5, seed=7)))
+    optimizers.append(Optimizer(nets[-1], RULE, lr=0.1, client=client, prefix=f"{overlap}.",
+                                overlap=overlap))
+last = nets[1].last.weight
+for step in range(4):
+    for net, optimizer in zip(nets, optimizers):
+        optimizer.zero_grad()
+        loss = loss_of(net, step, part_of(me))
+        if me == 0 and step == 2:  # a part of the model has no gradient here
+            net.wide.requires_grad_(False)
+            loss = loss_of(net, step, part_of(me))
+            net.wide.requires_grad_(True)
+        before = last.clone()
+        loss.backward()
+        early = len(optimizer._pending)
+        assert early == (0 if net is nets[0] else 1 if me == 0 and step == 2 else 3), early
+        assert torch.equal(last, before)  # the backward pass may still need it
+        optimizer.step()
+    for one, other in zip(*(net.parameters() for net in nets)):
+        assert torch.equal(one, other), step
+with torch.no_grad():
+    assert torch.equal(*(net.words(torch.arange(20)) for net in nets))
+loss_of(nets[1], 5, part_of(me)).backward()
+refused("a second time", lambda: loss_of(nets[1], 5, part_of(me)).backward())
+optimizers[1].step()
+assert optimizers[1].version == 5
+
+# It is on the servers before step(), and a step has this worker's own gradient.
+line = nn.Linear(2, 1)
+optimizer = Optimizer(line, {"kind": "sgd", "momentum": 0}, lr=0.5, client=client,
+                      prefix=f"async {me}.", consistency="async", overlap=True,
+                      refuse_not_finite=True)
+begin = line.weight.detach().clone()
+line(torch.ones(1, 2)).sum().backward()
+for future, _ in optimizer._pending:
+    future.result()
+close_to(torch.tensor(client.find(f"async {me}.weight").pull().values), begin[0] - 0.5)
+assert torch.equal(line.weight, begin)
+optimizer.step()
+close_to(line.weight, begin - 0.5)
+optimizer.zero_grad()
+(line(torch.ones(1, 2)).sum() * float("nan")).backward()
+refused("is nan", optimizer.step, gradus.NotFiniteError)
+optimizer.zero_grad()
+line(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+close_to(line.weight, begin - 1.0)
+print("ok")
+'''
+
+
+def test_torch_ps_gradients_that_are_pushed_during_backward_lead_to_the_same_weights(torch_ranks):
+    lines = torch_ranks(2, OVERLAP, flags=("--servers", 2))
+    assert lines == [["ok"], ["ok"]]

@@ -13,17 +13,20 @@ servers run the optimizer, workers pull the values.
 An Embedding has its rows on the servers alone: those that a batch uses travel."""
 import collections
 import os
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
+import weakref
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Set, Tuple
 
 import torch
 
 from .._future import Future
-from ..errors import Error, InvalidError
+from ..errors import Error, InvalidError, NotFiniteError
 from ..ps import Client, Table, Tensor
+from . import _tensors
 
 __all__ = ["Embedding", "Optimizer"]
 
 _UNDER_WAY = 128  # operations of a step: a client has room for 256
+_EARLY = 100  # parameters that are pushed during a backward pass; fewer, so none of them waits
 _OVER = 1 << 62  # the clock of a worker that has ended
 
 
@@ -135,6 +138,9 @@ class Optimizer(torch.optim.Optimizer):
     op           "average" or "sum" of a step's gradients; async and ssp do not care
     refuse_not_finite  a gradient with NaN or infinity changes nothing: NotFiniteError
     gradient_type      "f16", "bf16": gradients travel as that (not those of an Embedding)
+    overlap      gradients are pushed while the backward pass goes on, each when it is there (of the
+                 100 largest parameters). There is one backward pass to a step then, and gradients
+                 are not changed, clipped say, before step()
     prefix       of the tensors' names on the servers, which are those of named_parameters()
     state        what state_dict() gave: servers that do not have the tensors yet go on from there
 
@@ -149,7 +155,8 @@ class Optimizer(torch.optim.Optimizer):
                  client: Optional[Client] = None, workers: Optional[int] = None,
                  consistency: str = "bsp", replicas_to_aggregate: Optional[int] = None,
                  staleness: int = 0, adapt_rate: bool = False, op: str = "average",
-                 refuse_not_finite: bool = False, gradient_type: Any = "f32", prefix: str = "",
+                 refuse_not_finite: bool = False, gradient_type: Any = "f32",
+                 overlap: bool = False, prefix: str = "",
                  state: Optional[Dict[str, Any]] = None) -> None:
         named = [(name, param) for name, param in model.named_parameters()
                  if param.requires_grad and param.numel()]
@@ -177,6 +184,12 @@ class Optimizer(torch.optim.Optimizer):
         self._items = [_Item(param, self.client.declare(prefix + name, param.numel(),
                                                         gradient_type=gradient_type, **same))
                        for name, param in named]
+        # What is pushed early is the same on all workers: each waits for the others' only when all
+        # of its own are under way, whatever the order in which its gradients have come.
+        by_size = sorted(self._items, key=lambda item: -item.param.numel())
+        self._early = {item.tensor.name: item for item in by_size[:_EARLY] if overlap}
+        self._pushed: Set[str] = set()  # of these, in this step
+        self._words: Dict[str, Any] = {}  # of all pushes of a step, once it has begun
         self._embeddings = [module for _, module in modules]
         for name, module in modules:
             module.attach(self.client.declare_table(
@@ -190,6 +203,7 @@ class Optimizer(torch.optim.Optimizer):
         else:
             self._restore(state)
         self.pull()
+        self._hooks = [self._push_when_there(item) for item in self._early.values()]
         self._clock: Optional[int] = None
         if consistency == "ssp":  # who comes later begins about where the others are
             self._clock = self.version // workers
@@ -251,28 +265,38 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._drain()
-        push = {"first": self._shard, "rate": float(self.param_groups[0]["lr"]),
-                "factor": self._factor}
-        if self._by_steps:
-            push["step"] = self.version
-        for module in self._embeddings:
-            self._push_rows(module, push)
-        for item in self._items:
-            self._push(item, push)
+        try:
+            self._exchange(self._begin())
+        finally:
+            self._pushed.clear()
+            self._words = {}
         self._drain()
         if self._clock is not None:
             self._clock += 1
             self.client.clock(self._clock)
         return loss
 
+    def _exchange(self, push: Dict[str, Any]) -> None:
+        """Begins what is left of a step."""
+        for name, item in self._early.items():
+            if name not in self._pushed and (self._by_steps or item.param.grad is not None):
+                self._push_early(item)
+        for module in self._embeddings:
+            self._push_rows(module, push)
+        if self._early and not self._by_steps:
+            self._drain()  # this worker's gradients are in what it pulls
+        for item in self._items:
+            if item.tensor.name in self._early:
+                self._pull(item, push["step"] + 1 if self._by_steps else 0)
+            else:
+                self._push(item, push)
+
     def pull(self) -> None:
         """Fills the parameters with the values that the servers have now: those of other workers'
         pushes as well, for an evaluation say."""
         self._drain()
         for item in self._items:
-            out = _place(item.param)
-            self._add(item.tensor.pull_start(out), item.param, out)
+            self._pull(item)
         for module in self._embeddings:
             self._add(module._table.pull_start([]))  # its version
         self._drain()
@@ -291,17 +315,61 @@ class Optimizer(torch.optim.Optimizer):
         tables = [module._table for module in self._embeddings]
         self.client.barrier(f"{what} {[*tensors, *tables][0].name}", self._workers)
 
-    def _push(self, item: _Item, push: Dict[str, Any]) -> None:
-        param, gradient, out = item.param, item.param.grad, _place(item.param)
-        sparse = gradient is None or gradient.is_sparse
-        if gradient is None:
-            if not self._by_steps:
-                self._add(item.tensor.pull_start(out), param, out)
+    def _begin(self) -> Dict[str, Any]:
+        """The first push of a step finishes what an interrupted one has left."""
+        if not self._words:
+            self._drain()
+            self._words = {"first": self._shard, "rate": float(self.param_groups[0]["lr"]),
+                           "factor": self._factor}
+            if self._by_steps:
+                self._words["step"] = self.version
+        return self._words
+
+    def _push_when_there(self, item: _Item) -> Any:
+        reference = weakref.ref(self)  # the parameter may outlive this optimizer
+
+        def hook(*_: Any) -> None:
+            optimizer = reference()
+            if optimizer is None:
                 return
-            gradient = torch.zeros(param.numel())  # others wait for it
-        if gradient.is_sparse:
-            gradient = gradient.to_dense()
-        self._add(item.tensor.push_pull_start(_plain(gradient), out, sparse=sparse, **push), param,
+            if item.tensor.name in optimizer._pushed:
+                raise InvalidError(f'the gradient of "{item.tensor.name}" has come a second time, '
+                                   "and was pushed the first time; call step() behind each "
+                                   "backward pass, or do without overlap=True",
+                                   rank=optimizer.client.rank, operation="Optimizer")
+            try:
+                optimizer._push_early(item)
+            except NotFiniteError:  # so it is for step(), which raises it
+                pass
+        return _tensors.call_after_gradient(item.param, hook)
+
+    @torch.no_grad()
+    def _push_early(self, item: _Item) -> None:
+        gradient, sparse = self._gradient(item)
+        push = self._begin()
+        future = item.tensor.push_start(gradient, sparse=sparse, **push)
+        self._pushed.add(item.tensor.name)
+        self._add(future)
+
+    def _pull(self, item: _Item, version: int = 0) -> None:
+        out = _place(item.param)
+        self._add(item.tensor.pull_start(out, version=version), item.param, out)
+
+    def _gradient(self, item: _Item) -> Tuple[torch.Tensor, bool]:
+        """As servers take it, and whether most of it is zero."""
+        gradient = item.param.grad
+        if gradient is None:
+            return torch.zeros(item.param.numel()), True
+        sparse = gradient.is_sparse
+        return _plain(gradient.to_dense() if sparse else gradient), sparse
+
+    def _push(self, item: _Item, push: Dict[str, Any]) -> None:
+        if item.param.grad is None and not self._by_steps:
+            self._pull(item)
+            return
+        gradient, sparse = self._gradient(item)  # in bsp others wait for it
+        out = _place(item.param)
+        self._add(item.tensor.push_pull_start(gradient, out, sparse=sparse, **push), item.param,
                   out)
 
     def _push_rows(self, module: Embedding, push: Dict[str, Any]) -> None:
