@@ -6,7 +6,9 @@ same processes on one host: an MLP 784-4096-4096-10, a CNN, ResNet-18 and a smal
     bench/torch_ddp.py --python /usr/bin/python3 --python OTHER --models mlp,gpt
 
 Each --python is an interpreter with a torch of its own. `shared` is Gradus with the hook
-gradus.torch.shared_buckets_hook; `alone` is the same step without DDP, on all workers at once: what
+gradus.torch.shared_buckets_hook, `hvd` its DistributedOptimizer, `horovod` that of Horovod, where
+it is installed (its thread looks for work all the time, in the turns of the others as well: compare
+it in a run of its own with --candidates hvd,horovod); `alone` is the same step without DDP, on all workers at once: what
 no exchange can be faster than. For each model one line of JSON: of each candidate the median of all
 steps in ms, the processor time of all workers for one step in ms (which other programs on the
 machine hardly change), switches to other processes, and how many times as long gloo took in the
@@ -23,6 +25,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BATCHES = {"mlp": 64, "cnn": 64, "resnet18": 8, "gpt": 2}  # samples of each worker
+DDP = ("gradus", "shared", "gloo")  # candidates with DistributedDataParallel
 CONTEXT, WORDS = 64, 8192  # of the GPT
 
 
@@ -104,17 +107,42 @@ def measure(args):
     import gradus.torch  # noqa: F401
     torch.set_num_threads(1)
     dist.init_process_group("gradus")
-    groups = {"gradus": dist.group.WORLD, "shared": dist.group.WORLD,
-              "gloo": dist.new_group(backend="gloo"), "alone": None}
-    groups = {name: groups[name] for name in args.candidates.split(",")}
+    gloo = dist.new_group(backend="gloo")
+    groups = {name: gloo if name == "gloo" else dist.group.WORLD if name in DDP else None
+              for name in args.candidates.split(",")}
+    interfaces = {"hvd": gradus.torch}
+    if "horovod" in groups:
+        interfaces["horovod"] = start_horovod(dist)
+    if "hvd" in groups:
+        gradus.torch.init()
     for name in args.models.split(","):
-        line = measure_model(args, torch, gradus, name, groups)
+        line = measure_model(args, torch, gradus, name, groups, interfaces)
         if dist.get_rank() == 0:
             print(json.dumps(line), flush=True)
     dist.destroy_process_group()
 
 
-def measure_model(args, torch, gradus, name, groups):
+def start_horovod(dist):
+    """Horovod in these processes. Rank 0 is where they meet."""
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.http.http_server import RendezvousServer
+    rank, size, told = dist.get_rank(), dist.get_world_size(), [None]
+    if rank == 0:
+        start_horovod.server = RendezvousServer(0)
+        told = [start_horovod.server.start()]
+        start_horovod.server.init(get_host_assignments(parse_hosts(f"localhost:{size}"), size))
+    dist.broadcast_object_list(told, 0)
+    settings = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size, "CROSS_RANK": 0,
+                "CROSS_SIZE": 1, "HOSTNAME": "localhost", "CONTROLLER": "gloo",
+                "CPU_OPERATIONS": "gloo", "GLOO_IFACE": "lo", "GLOO_RENDEZVOUS_PORT": told[0],
+                "GLOO_RENDEZVOUS_ADDR": "127.0.0.1"}
+    os.environ.update({f"HOROVOD_{name}": str(value) for name, value in settings.items()})
+    import horovod.torch as horovod
+    horovod.init()
+    return horovod
+
+
+def measure_model(args, torch, gradus, name, groups, interfaces):
     dist, nn = torch.distributed, torch.nn
     batch = args.batch or BATCHES[name]
     steps = {}
@@ -129,6 +157,9 @@ def measure_model(args, torch, gradus, name, groups):
             model.register_comm_hook(gradus.torch.SharedBuckets(group),
                                      gradus.torch.shared_buckets_hook)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        if candidate in interfaces:
+            optimizer = interfaces[candidate].DistributedOptimizer(
+                optimizer, named_parameters=model.named_parameters())
         x, y = samples(torch, name, batch)
 
         def step(model=model, optimizer=optimizer, x=x, y=y):
@@ -159,10 +190,10 @@ def measure_model(args, torch, gradus, name, groups):
         line[candidate] = {"ms": round(1e3 * statistics.median(sum(laps[candidate], [])), 2),
                            "cpu_ms": round(1e3 * float(cost[0]) / count, 2),
                            "switches": round(float(cost[1]) / count, 1)}
-        if candidate in ("gradus", "shared") and "gloo" in laps:
+        for peer in [one for one in ("gloo", "horovod") if one in laps and one != candidate]:
             ratios = [statistics.median(b) / statistics.median(a)
-                      for a, b in zip(laps[candidate], laps["gloo"])]
-            line[candidate]["gloo_takes"] = [round(one(ratios), 3)
+                      for a, b in zip(laps[candidate], laps[peer])]
+            line[candidate][f"{peer}_takes"] = [round(one(ratios), 3)
                                              for one in (statistics.median, min, max)]
     return line
 
