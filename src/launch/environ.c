@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { OWN_MAX = 18, SECRET_NAME_BYTES = sizeof "GRADUS_SECRET=" - 1 };
+enum { OWN_MAX = 19, SECRET_NAME_BYTES = sizeof "GRADUS_SECRET=" - 1 };
 
 static bool same_name(const char *entry, const char *other)
 {
@@ -51,6 +51,7 @@ static size_t make_worker(const gr_environ_config *config, gr_arena *arena, cons
     own[count++] = gr_arena_printf(arena, "LOCAL_WORLD_SIZE=%d", config->local_size);
     own[count++] = gr_arena_printf(arena, "MASTER_ADDR=%s", config->master);
     own[count++] = gr_arena_printf(arena, "MASTER_PORT=%d", config->master_port);
+    own[count++] = gr_arena_printf(arena, "TORCHELASTIC_RESTART_COUNT=%d", config->restarts);
     if (config->record != NULL) {
         own[count++] = gr_arena_printf(arena, "GRADUS_RECORD=%s", config->record);
     }

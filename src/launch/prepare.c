@@ -290,6 +290,7 @@ static gr_status set_up_workers(const gr_launch_job *job, const gr_host_agent *a
     gr_environ_config environment = {.inherited = inherited_at(config, &agent->host),
                                      .world_size = config->workers,
                                      .local_size = host->workers > 0 ? host->workers : 1,
+                                     .restarts = config->attempt,
                                      .workers_min = config->workers_min,
                                      .workers_max =
                                          gr_launch_elastic(config) ? gr_launch_slots(config) : 0,

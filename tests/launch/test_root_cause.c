@@ -286,6 +286,7 @@ static void the_environment_has_one_value_of_each_name(void **state)
                                 .secret_hex = text,
                                 .master = "host1",
                                 .master_port = 4711,
+                                .restarts = 2,
                                 .set = set,
                                 .defaults = defaults};
     gr_arena arena;
@@ -299,6 +300,7 @@ static void the_environment_has_one_value_of_each_name(void **state)
     expect_entry(entries, "GRADUS_LOCAL_RANK", "1");
     expect_entry(entries, "MASTER_ADDR", "host1");
     expect_entry(entries, "MASTER_PORT", "4711");
+    expect_entry(entries, "TORCHELASTIC_RESTART_COUNT", "2");
     expect_entry(entries, "GRADUS_COORDINATOR", "unix:@x");
     expect_entry(entries, "GRADUS_SECRET", text);
     expect_entry(entries, "A", "set");
