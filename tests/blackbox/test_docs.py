@@ -85,6 +85,8 @@ def known():
     flags = names(FLAG, reference)
     flags |= {flag.replace("--", "--no-", 1) for flag in flags}
     flags |= names(r'"(--[a-z][a-z-]+)"', scripts) | names(r"[\[|] ?(--[a-z][a-z-]+)", scripts)
+    torchrun = (SOURCE / "python/gradus/torchrun.py").read_text()
+    flags |= {f"--{name}" for name in re.findall(r'\badd\("([a-z-]+)"', torchrun)}
     settings = reference + (SOURCE / "tests/CMakeLists.txt").read_text()
     settings += (SOURCE / "src/cli/server.c").read_text()  # what a server prints
     return flags | OTHERS_FLAGS | names(VARIABLE, settings + scripts)

@@ -35,8 +35,8 @@ def test_wheel_installs_and_runs_the_lines_of_the_page(gradus, tmp_path):
         return done.stdout
 
     run(sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "-w", ".",
-        "./python")
-    wheel, = tmp_path.glob("*.whl")
+        "./python", "./python/horovod", "./python/torchrun")
+    wheel, = tmp_path.glob("gradus-*.whl")
     tag = re.fullmatch(r"gradus-0\.1\.0-py3-none-manylinux_2_(\d+)_(x86_64|aarch64)\.whl",
                        wheel.name)
     assert tag, wheel.name
@@ -47,7 +47,8 @@ def test_wheel_installs_and_runs_the_lines_of_the_page(gradus, tmp_path):
             "gradus/tensorflow/_ops.py"} <= names
     run(sys.executable, "-m", "venv", "--without-pip", "venv")
     python = tmp_path / "venv" / "bin" / "python3"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", wheel)
+    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps",
+        *tmp_path.glob("*.whl"))
     first = re.search(r"```python\n(.*?)```", (SOURCE / "docs/python.md").read_text(), re.S)[1]
     assert len(first.splitlines()) == 3
     (tmp_path / "three_lines.py").write_text(first)
@@ -58,6 +59,9 @@ def test_wheel_installs_and_runs_the_lines_of_the_page(gradus, tmp_path):
     where = "import gradus, gradus._library as one; print(gradus.__version__, one.lib._name)"
     assert run(python, "-c", where, env=bare).split() == [
         "0.1.0", str(next((tmp_path / "venv").glob("lib/*/site-packages/gradus/libgradus.so")))]
+    for words in (["horovodrun", "-np", 1], ["torchrun", "--nproc-per-node", 1, "--no-python"]):
+        out = run(tmp_path / "venv/bin" / words[0], *words[1:], "echo", words[0], env=bare)
+        assert out.split()[-1] == words[0]
 
 
 def test_wheel_without_a_build_says_what_to_do(tmp_path):
