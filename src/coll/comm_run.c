@@ -352,11 +352,13 @@ static gr_status check(const gr_comm *comm, const gr_call *calls, int count, gr_
 static gr_status check_own_message(const gr_comm *comm, const gr_coll_args *args, gr_diag *diag)
 {
     const gr_call *call = args->call;
+    if (!gr_coll_traits_of[call->coll].message || call->root != comm->rank ||
+        gr_context_may_start(comm->context)) {
+        return GR_OK;
+    }
     gr_op_desc desc;
     fill_desc(&desc, args, NULL);
-    if (!gr_coll_traits_of[call->coll].message || call->root != comm->rank ||
-        gr_context_may_start(comm->context) ||
-        !gr_exec_would_wait_for_itself(comm->context->exec, &comm->group, &desc)) {
+    if (!gr_exec_would_wait_for_itself(comm->context->exec, &comm->group, &desc)) {
         return GR_OK;
     }
     return gr_fail(diag, GR_E_INVALID,

@@ -279,7 +279,7 @@ static void visit_busy_links(gr_exec *exec)
     while (gr_mesh_next_ready(exec->mesh, &peer)) {
         gr_exec_mark_busy(exec, &exec->links[peer]);
     }
-    for (int i = 0; i < exec->busy_count && exec->diag.status == GR_OK;) {
+    for (int i = 0; i < exec->busy_count && exec->diag.status == GR_OK && gr_exec_looks(exec);) {
         gr_exec_link *link = &exec->links[exec->busy[i]];
         if (link->ticket_count > 0 || gr_exec_messages_busy(link)) {
             gr_exec_reap(exec, link);
@@ -290,7 +290,7 @@ static void visit_busy_links(gr_exec *exec)
         }
         gr_exec_drain(exec);
         gr_exec_take(exec, link);
-        if (is_idle(exec, link)) {
+        if (gr_exec_looks(exec) && is_idle(exec, link)) {
             link->busy = false;
             exec->busy[i] = exec->busy[--exec->busy_count];
         } else {
@@ -301,7 +301,7 @@ static void visit_busy_links(gr_exec *exec)
 
 bool gr_exec_progress(gr_exec *exec)
 {
-    if (gr_exec_active(exec) == 0 && !gr_exec_has_unmatched(exec)) {
+    if (!gr_exec_looks(exec)) {
         return false;
     }
     bool moved_before = exec->moved;
@@ -341,7 +341,7 @@ static void sweep(gr_exec *exec)
 
 int64_t gr_exec_poll_timers(gr_exec *exec, bool waited)
 {
-    if (gr_exec_active(exec) == 0 && !gr_exec_has_unmatched(exec)) {
+    if (!gr_exec_looks(exec)) {
         return GR_NEVER;
     }
     int64_t now_us = gr_clock_now_us(&exec->clock);
@@ -437,6 +437,11 @@ void gr_exec_set_compare(gr_exec *exec, void (*compare)(void *arg), void *arg)
 bool gr_exec_has_unmatched(const gr_exec *exec)
 {
     return exec->unmatched > exec->matched && exec->diag.status == GR_OK;
+}
+
+bool gr_exec_looks(const gr_exec *exec)
+{
+    return gr_exec_active(exec) > 0 || gr_exec_has_unmatched(exec);
 }
 
 void gr_exec_periodic_poll(gr_exec *exec, uint64_t now)

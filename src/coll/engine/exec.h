@@ -270,6 +270,8 @@ int gr_exec_active(const gr_exec *exec);
 /* Some rank may have called something else than what is over here (two roots that only sent, say).
  * Then a pass and a look are worth their while though nothing is under way. */
 bool gr_exec_has_unmatched(const gr_exec *exec);
+/* One of these two: else nobody looks at what the links have. */
+bool gr_exec_looks(const gr_exec *exec);
 
 bool gr_op_finished(const gr_op *op);
 /* Given back already, and no newer operation has taken its place. */

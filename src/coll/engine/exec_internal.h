@@ -198,6 +198,7 @@ struct gr_exec {
     gr_op *free_ops;
     int free_count;
     gr_op ops[GR_EXEC_OPS_MAX];
+    int ops_used; /* those from here on were never taken: blocking calls need one */
     gr_op *custom[GR_EXEC_OPS_MAX]; /* in the order of their start */
     int custom_count;
     gr_op *done_head, *done_tail; /* finished, with a callback to be called */
@@ -381,15 +382,14 @@ bool gr_exec_needs(gr_exec *exec, const gr_exec_link *link);
  * is taken; a view is taken only in part, since its sender waits for it. */
 void gr_exec_release_views(gr_exec *exec);
 
-/* The operation moves no more, and the links have no more of it than what they read already. */
+/* It moves no more, and the links have no more of it than what they read already. */
 void gr_exec_plan_stop(gr_exec *exec, gr_op *op);
 /* A link still reads what the operation sent. */
 bool gr_exec_plan_is_read(const gr_exec *exec, const gr_op *op);
 
 /* exec_fail.c */
 void gr_exec_fail(gr_exec *exec, const gr_diag *diag); /* the first cause; ends everything */
-/* The link is broken or left in order; fatal if anything still needs it. `op` waits, may be NULL.
- * */
+/* The link is broken or left; fatal if anything still needs it. `op` waits, may be NULL. */
 void gr_exec_lost(gr_exec *exec, gr_exec_link *link, gr_status status, const gr_op *op);
 /* Data are of no use any more: behind those that nobody took there may stand what explains the
  * failure. That sentence, or NULL. */

@@ -40,17 +40,22 @@ static gr_operand moved_by(const gr_schedule_step *step)
     return step->kind == GR_STEP_SEND ? step->a : step->dst;
 }
 
+/* Small operations feel a division. */
+static uint32_t place_in_slice(const gr_op *op, uint32_t segment)
+{
+    return segment < op->slice_segments ? segment : segment % op->slice_segments;
+}
+
 /* Of a slot that receives. */
 static gr_exec_view *view_of(const gr_op *op, uint32_t slot, uint32_t segment)
 {
     return &op->views[(size_t)op->schedule->slot_places[slot] * op->slice_segments +
-                      segment % op->slice_segments];
+                      place_in_slice(op, segment)];
 }
 
 static uint8_t *scratch_at(const gr_op *op, uint32_t place, uint32_t segment)
 {
-    return op->scratch + place * op->slice_stride +
-           segment % op->slice_segments * op->segment_bytes;
+    return op->scratch + place * op->slice_stride + place_in_slice(op, segment) * op->segment_bytes;
 }
 
 /* `p`, not an empty one, is that of one of the step's operands: evenly cut, it is that of all which
@@ -124,6 +129,12 @@ void gr_exec_mark_post(gr_exec *exec, gr_exec_link *link)
     }
 }
 
+/* The queue is a ring; `place` is less than twice its length. */
+static uint32_t in_queue(const gr_op *op, uint32_t place)
+{
+    return place < op->schedule->step_count ? place : place - op->schedule->step_count;
+}
+
 void gr_exec_queue_if_ready(gr_exec *exec, gr_op *op, uint32_t at)
 {
     uint32_t segment = op->step_done[at];
@@ -132,7 +143,7 @@ void gr_exec_queue_if_ready(gr_exec *exec, gr_op *op, uint32_t at)
         return;
     }
     op->queued[at] = 1;
-    op->queue[(op->queue_head + op->queue_count++) % op->schedule->step_count] = at;
+    op->queue[in_queue(op, op->queue_head + op->queue_count++)] = at;
     if (!op->in_work) {
         op->in_work = true;
         op->next_work = NULL;
@@ -264,7 +275,9 @@ static void run_local(gr_exec *exec, gr_op *op, uint32_t at)
     reader_done(op, step->a, step->a_received, segment);
     reader_done(op, step->b, step->b_received, segment);
     gr_exec_step_done(exec, op, at);
-    gr_exec_queue_if_ready(exec, op, at);
+    if (segment + 1 < op->segments) {
+        gr_exec_queue_if_ready(exec, op, at);
+    }
 }
 
 /* ---- Messages -------------------------------------------------------------------------------- */
@@ -722,7 +735,7 @@ static bool take_next(gr_exec *exec, gr_exec_link *link)
 
 void gr_exec_take(gr_exec *exec, gr_exec_link *link)
 {
-    while (exec->diag.status == GR_OK && take_next(exec, link)) {
+    while (exec->diag.status == GR_OK && gr_exec_looks(exec) && take_next(exec, link)) {
         gr_exec_drain(exec); /* while the segment is in the cache */
     }
     gr_exec_flush(exec);
@@ -762,7 +775,7 @@ void gr_exec_drain(gr_exec *exec)
             continue;
         }
         uint32_t at = op->queue[op->queue_head];
-        op->queue_head = (op->queue_head + 1) % op->schedule->step_count;
+        op->queue_head = in_queue(op, op->queue_head + 1);
         op->queue_count--;
         op->queued[at] = 0;
         run_local(exec, op, at);

@@ -548,6 +548,9 @@ static gr_op *take_free(gr_exec *exec)
     gr_op *op = exec->free_ops;
     exec->free_ops = op->next_free;
     exec->free_count--;
+    int taken =
+        GR_EXEC_OPS_MAX - exec->free_count; /* the first ones: who is free last goes first */
+    exec->ops_used = taken > exec->ops_used ? taken : exec->ops_used;
     op->next_part = NULL;
     return op;
 }

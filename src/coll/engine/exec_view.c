@@ -4,7 +4,7 @@
 
 gr_op *gr_exec_in_flight(gr_exec *exec, int *at)
 {
-    while (*at < GR_EXEC_OPS_MAX) {
+    while (*at < exec->ops_used) {
         gr_op *op = &exec->ops[(*at)++];
         if (op->state == GR_OP_ACTIVE && !op->over && !op->stopped) {
             return op;
@@ -122,7 +122,7 @@ bool gr_exec_is_blocked(const gr_exec *exec, const gr_op *op)
         (exec->may_start && exec->may_start(exec->owner))) {
         return false;
     }
-    for (int i = 0; i < GR_EXEC_OPS_MAX; i++) {
+    for (int i = 0; i < exec->ops_used; i++) {
         const gr_op *other = &exec->ops[i];
         if (other->state == GR_OP_ACTIVE && other->head->done) {
             return false; /* its callback may start something */
