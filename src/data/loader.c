@@ -2,12 +2,12 @@
 #include "data/loader.h"
 
 #include "base/fail.h"
+#include "base/thread.h"
 #include "data/sampler.h"
 
 #include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -216,12 +216,7 @@ static gr_status loader_memory(gr_loader *loader, gr_diag *diag)
 
 static gr_status loader_thread(gr_loader *loader, gr_diag *diag)
 {
-    /* Signals belong to the threads of the program, never to this one. */
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&loader->thread, NULL, loader_main, loader);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int error = gr_thread_create(&loader->thread, NULL, loader_main, loader);
     if (error != 0) {
         return gr_fail(diag, GR_E_IO, "the thread that reads the data cannot be started: %s",
                        strerror(error));

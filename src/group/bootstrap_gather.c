@@ -5,12 +5,12 @@
 
 #include "base/fail.h"
 #include "base/hash.h"
+#include "base/thread.h"
 #include "group/bootstrap_internal.h"
 #include "group/member.h"
 #include "link/secret.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -99,16 +99,11 @@ static bool await(gather *g, pthread_t thread, int64_t deadline_us)
 static gr_status call(gr_joining *join, gather *g, gr_diag *diag)
 {
     pthread_t thread;
-    sigset_t all, before;
     if (join->deadline_us == GR_NEVER) { /* it may take as long as it likes */
         (void)run(g);
         return GR_OK;
     }
-    /* Signals belong to the program's own threads. */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&thread, NULL, run, g);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int error = gr_thread_create(&thread, NULL, run, g);
     if (error != 0) {
         destroy(g);
         return gr_fail(diag, GR_E_IO, "the thread for the bootstrap callback cannot be started: %s",

@@ -2,6 +2,7 @@
 #include "group/failover.h"
 
 #include "base/fail.h"
+#include "base/thread.h"
 #include "group/quorum.h"
 #include "link/acceptor.h"
 #include "link/address.h"
@@ -11,7 +12,6 @@
 #include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -175,12 +175,7 @@ gr_status gr_failover_begin(gr_failover *s, const gr_member *places, int count,
     if (status != GR_OK) {
         return status;
     }
-    /* Signals belong to the program's own threads. */
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&s->thread, NULL, serve, s);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int error = gr_thread_create(&s->thread, NULL, serve, s);
     if (error != 0) {
         return gr_fail(diag, GR_E_IO, "the thread of the coordinator cannot be started: %s",
                        strerror(error));

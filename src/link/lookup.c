@@ -3,11 +3,11 @@
 
 #include "base/fail.h"
 #include "base/fork.h"
+#include "base/thread.h"
 
 #include <errno.h>
 #include <netdb.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -89,22 +89,17 @@ static void *run(void *lookup_arg)
     return NULL;
 }
 
-/* The thread takes no signals of the program's. */
 static int start_thread(gr_lookup *lookup)
 {
     pthread_t thread;
     pthread_attr_t attributes;
-    sigset_t all, before;
     int error = pthread_attr_init(&attributes);
     if (error != 0) {
         return error;
     }
     (void)pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     (void)pthread_attr_setstacksize(&attributes, STACK_BYTES);
-    sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    error = pthread_create(&thread, &attributes, run, lookup);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    error = gr_thread_create(&thread, &attributes, run, lookup);
     (void)pthread_attr_destroy(&attributes);
     return error;
 }

@@ -3,9 +3,9 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/thread.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -131,6 +131,8 @@ static void write_one(gr_saver *s, const gr_checkpoint_info *info, bool copying)
     pthread_mutex_unlock(&s->lock);
 }
 
+/* It takes no signals. That of a file that reaches a limit of its size (ulimit -f) would end the
+ * process: blocked, it is a failure of write. */
 static void *run_thread(void *arg)
 {
     gr_saver *s = arg;
@@ -148,18 +150,6 @@ static void *run_thread(void *arg)
     }
     pthread_mutex_unlock(&s->lock);
     return NULL;
-}
-
-/* All signals are for the other threads. That of a file that reaches a limit of its size (ulimit
- * -f) would end the process: blocked, it is a failure of write. */
-static int start_thread(gr_saver *s)
-{
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&s->thread, NULL, run_thread, s);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return error;
 }
 
 /* ---- The caller ------------------------------------------------------------------------------ */
@@ -236,7 +226,7 @@ gr_status gr_saver_create(const gr_job *job, const gr_checkpoint_tensors *source
     if (status == GR_OK && gr_job_writes_checkpoints(job)) {
         status = prepare(s, diag);
     }
-    int error = status == GR_OK ? start_thread(s) : 0;
+    int error = status == GR_OK ? gr_thread_create(&s->thread, NULL, run_thread, s) : 0;
     if (error != 0) {
         status = gr_fail(diag, GR_E_IO, "no thread for checkpoints: %s", strerror(error));
     }
