@@ -30,13 +30,11 @@ static void require(bool condition)
 /* As the writer ends one (checkpoint_file.c). */
 static void seal(int fd, const uint8_t *text, size_t size)
 {
-    uint8_t digest[GR_SHA256_BYTES];
     char hex[GR_SHA256_HEX_BYTES];
     gr_sha256 *sha = NULL;
     require(gr_sha256_create(&sha) == GR_OK && gr_sha256_add(sha, text, size) == GR_OK &&
-            gr_sha256_end(sha, digest) == GR_OK);
+            gr_sha256_end(sha, hex) == GR_OK);
     gr_sha256_destroy(sha);
-    gr_hex(digest, sizeof digest, hex);
     require(dprintf(fd, ",\n \"sha256\": \"%s\"\n}\n", hex) > 0);
 }
 

@@ -336,6 +336,15 @@ gr_status gr_dir_create(const char *path, gr_diag *diag)
     return status;
 }
 
+gr_status gr_path_join(const char *folder, const char *name, char *path_out, size_t path_bytes,
+                       gr_diag *diag)
+{
+    int length = snprintf(path_out, path_bytes, "%s/%s", folder, name);
+    return length >= 0 && (size_t)length < path_bytes
+               ? GR_OK
+               : gr_fail(diag, GR_E_INVALID, "%s: the name of the folder is too long", folder);
+}
+
 char *gr_path_beside(const char *base_file, const char *name)
 {
     const char *slash = base_file != NULL ? strrchr(base_file, '/') : NULL;

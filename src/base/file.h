@@ -31,6 +31,10 @@ int gr_dir_sync(const char *path);
 /* Fails with "cannot <verb> <path>: <errno text>; <remedy>". */
 gr_status gr_fail_errno(gr_diag *diag, const char *verb, const char *path, int error);
 
+/* "folder/name". GR_E_INVALID: it is longer than path_bytes. */
+gr_status gr_path_join(const char *folder, const char *name, char *path_out, size_t path_bytes,
+                       gr_diag *diag) GR_MUST_CHECK;
+
 /* Returns `name` relative to the folder of `base_file`, or `name` itself if it is absolute, in heap
  * memory (free); NULL when memory is exhausted. */
 char *gr_path_beside(const char *base_file, const char *name);

@@ -54,13 +54,18 @@ gr_status gr_sha256_add(gr_sha256 *sha, const void *data, size_t size_bytes)
     return EVP_DigestUpdate(sha->context, data, size_bytes) == 1 ? GR_OK : GR_E_UNSUPPORTED;
 }
 
-gr_status gr_sha256_end(gr_sha256 *sha, uint8_t digest_out[GR_SHA256_BYTES])
+gr_status gr_sha256_end(gr_sha256 *sha, char hex_out[GR_SHA256_HEX_BYTES])
 {
+    uint8_t digest[GR_SHA256_BYTES];
     if (sha->ended) {
         return GR_E_INVALID;
     }
     sha->ended = 1;
-    return EVP_DigestFinal_ex(sha->context, digest_out, NULL) == 1 ? GR_OK : GR_E_UNSUPPORTED;
+    if (EVP_DigestFinal_ex(sha->context, digest, NULL) != 1) {
+        return GR_E_UNSUPPORTED;
+    }
+    gr_hex(digest, sizeof digest, hex_out);
+    return GR_OK;
 }
 
 void gr_sha256_destroy(gr_sha256 *sha)

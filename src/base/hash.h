@@ -13,7 +13,8 @@ enum { GR_SHA256_BYTES = 32, GR_SHA256_HEX_BYTES = 65 };
 typedef struct gr_sha256 gr_sha256;
 gr_status gr_sha256_create(gr_sha256 **sha_out) GR_MUST_CHECK;
 gr_status gr_sha256_add(gr_sha256 *sha, const void *data, size_t size_bytes) GR_MUST_CHECK;
-gr_status gr_sha256_end(gr_sha256 *sha, uint8_t digest_out[GR_SHA256_BYTES]) GR_MUST_CHECK;
+/* Writes the digest in hexadecimal. */
+gr_status gr_sha256_end(gr_sha256 *sha, char hex_out[GR_SHA256_HEX_BYTES]) GR_MUST_CHECK;
 void gr_sha256_destroy(gr_sha256 *sha);
 
 /* Writes lower-case hexadecimal with a terminating zero: 2 * size_bytes + 1 characters. */

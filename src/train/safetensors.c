@@ -167,7 +167,6 @@ gr_status gr_safetensors_sha256(gr_safetensors_part *parts, int count, char text
                                 gr_diag *diag)
 {
     gr_sha256 *sha = NULL;
-    uint8_t digest[GR_SHA256_BYTES];
     gr_status status = sort_parts(parts, count, diag);
     if (status != GR_OK) {
         return status;
@@ -177,14 +176,13 @@ gr_status gr_safetensors_sha256(gr_safetensors_part *parts, int count, char text
         status = gr_sha256_add(sha, part_data(&parts[i]), part_bytes(&parts[i]));
     }
     if (status == GR_OK) {
-        status = gr_sha256_end(sha, digest);
+        status = gr_sha256_end(sha, text_out);
     }
     gr_sha256_destroy(sha);
     if (status != GR_OK) {
         return gr_fail(diag, status, "the SHA-256 of the weights could not be computed: %s",
                        gr_status_text(status));
     }
-    gr_hex(digest, sizeof digest, text_out);
     return GR_OK;
 }
 

@@ -189,6 +189,17 @@ static void path_beside_a_file_is_in_its_folder(void **state)
     }
 }
 
+static void path_join_beyond_the_room_names_the_folder(void **state)
+{
+    (void)state;
+    char path[8];
+    gr_diag diag;
+    assert_int_equal(gr_path_join("abc", "def", path, sizeof path, &diag), GR_OK);
+    assert_string_equal(path, "abc/def");
+    assert_int_equal(gr_path_join("abcd", "def", path, sizeof path, &diag), GR_E_INVALID);
+    assert_string_equal(diag.text, "abcd: the name of the folder is too long");
+}
+
 static void folder_that_is_new_is_durable_in_its_parent(void **state)
 {
     char top[PATH_MAX], path[PATH_MAX];
@@ -222,6 +233,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(folder_that_is_new_is_durable_in_its_parent,
                                         support_setup_folder, support_teardown_folder),
         cmocka_unit_test(path_beside_a_file_is_in_its_folder),
+        cmocka_unit_test(path_join_beyond_the_room_names_the_folder),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -20,15 +20,15 @@ static void sha256_of_fips_180_inputs_matches(void **state)
     (void)state;
     static const char text[] = "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq";
     gr_sha256 *sha = NULL;
-    uint8_t digest[GR_SHA256_BYTES];
+    char hex[GR_SHA256_HEX_BYTES];
     assert_int_equal(gr_sha256_create(&sha), GR_OK);
     assert_int_equal(gr_sha256_add(sha, text, 10), GR_OK);
     assert_int_equal(gr_sha256_add(sha, NULL, 0), GR_OK);
     assert_int_equal(gr_sha256_add(sha, text + 10, sizeof text - 11), GR_OK);
-    assert_int_equal(gr_sha256_end(sha, digest), GR_OK);
-    assert_hex(digest, "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+    assert_int_equal(gr_sha256_end(sha, hex), GR_OK);
+    assert_string_equal(hex, "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
     assert_int_equal(gr_sha256_add(sha, text, 1), GR_E_INVALID); /* it has ended */
-    assert_int_equal(gr_sha256_end(sha, digest), GR_E_INVALID);
+    assert_int_equal(gr_sha256_end(sha, hex), GR_E_INVALID);
     gr_sha256_destroy(sha);
     gr_sha256_destroy(NULL);
 }

@@ -49,21 +49,12 @@ static bool is_partial(const char *name)
     return name[0] == '.' && size > suffix && strcmp(name + size - suffix, PARTIAL_SUFFIX) == 0;
 }
 
-static gr_status format_path(char *path_out, size_t path_bytes, const char *folder,
-                             const char *name, gr_diag *diag)
-{
-    int length = snprintf(path_out, path_bytes, "%s/%s", folder, name);
-    return length >= 0 && (size_t)length < path_bytes
-               ? GR_OK
-               : gr_fail(diag, GR_E_INVALID, "%s: the name of the folder is too long", folder);
-}
-
 gr_status gr_checkpoint_path(const char *folder, uint64_t step, char *path_out, size_t path_bytes,
                              gr_diag *diag)
 {
     char name[64];
     snprintf(name, sizeof name, STEP_PREFIX "%0*" PRIu64, STEP_DIGITS, step);
-    return format_path(path_out, path_bytes, folder, name, diag);
+    return gr_path_join(folder, name, path_out, path_bytes, diag);
 }
 
 /* Each writer has its own: an old one that goes on does not write into the new one's. */
@@ -73,7 +64,7 @@ static gr_status partial_path(const gr_checkpoint_folder *folder, uint64_t step,
     char name[96];
     snprintf(name, sizeof name, "." STEP_PREFIX "%0*" PRIu64 ".%" PRIu64 PARTIAL_SUFFIX,
              STEP_DIGITS, step, folder->writer.generation);
-    return format_path(path_out, PATH_MAX, folder->path, name, diag);
+    return gr_path_join(folder->path, name, path_out, PATH_MAX, diag);
 }
 
 /* ---- Looking --------------------------------------------------------------------------------- */
@@ -296,7 +287,7 @@ static void remove_partials(const char *folder)
         char path[PATH_MAX];
         gr_diag diag;
         if (is_partial(entry->d_name) &&
-            format_path(path, sizeof path, folder, entry->d_name, &diag) == GR_OK) {
+            gr_path_join(folder, entry->d_name, path, sizeof path, &diag) == GR_OK) {
             if (remove_folder(path) == ENOTDIR) {
                 (void)unlink(path); /* what resists is in nobody's way */
             }

@@ -40,29 +40,17 @@ typedef struct file_entry {
     char sha256[GR_SHA256_HEX_BYTES];
 } file_entry;
 
-static gr_status join(const char *folder, const char *name, char path_out[PATH_MAX], gr_diag *diag)
-{
-    int length = snprintf(path_out, PATH_MAX, "%s/%s", folder, name);
-    return length < PATH_MAX
-               ? GR_OK
-               : gr_fail(diag, GR_E_INVALID, "%s/%s: the name is too long", folder, name);
-}
-
 static gr_status hash_bytes(const void *data, size_t size_bytes, char hex_out[GR_SHA256_HEX_BYTES])
 {
     gr_sha256 *sha = NULL;
-    uint8_t digest[GR_SHA256_BYTES];
     gr_status status = gr_sha256_create(&sha);
     if (status == GR_OK) {
         status = gr_sha256_add(sha, data, size_bytes);
     }
     if (status == GR_OK) {
-        status = gr_sha256_end(sha, digest);
+        status = gr_sha256_end(sha, hex_out);
     }
     gr_sha256_destroy(sha);
-    if (status == GR_OK) {
-        gr_hex(digest, sizeof digest, hex_out);
-    }
     return status;
 }
 
@@ -90,20 +78,16 @@ static gr_status into_file(void *sink_arg, const void *data, size_t size_bytes, 
 
 static gr_status finish_file(file_sink *file, gr_status status, file_entry *entry, gr_diag *diag)
 {
-    uint8_t digest[GR_SHA256_BYTES];
     if (status == GR_OK && fsync(file->fd) != 0) {
         status = gr_fail_errno(diag, "write", file->path, errno);
     }
     if (close(file->fd) != 0 && status == GR_OK) {
         status = gr_fail_errno(diag, "write", file->path, errno);
     }
-    if (status == GR_OK && gr_sha256_end(file->sha, digest) != GR_OK) {
+    if (status == GR_OK && gr_sha256_end(file->sha, entry->sha256) != GR_OK) {
         status = gr_fail(diag, GR_E_NO_MEMORY, "%s: its SHA-256 could not be computed", file->path);
     }
-    if (status == GR_OK) {
-        gr_hex(digest, sizeof digest, entry->sha256);
-        entry->bytes = file->bytes;
-    }
+    entry->bytes = file->bytes;
     return status;
 }
 
@@ -113,7 +97,7 @@ static gr_status write_parts(const char *folder, const char *name, gr_safetensor
     char path[PATH_MAX];
     file_sink file = {.path = path};
     snprintf(entry->name, sizeof entry->name, "%s", name);
-    gr_status status = join(folder, name, path, diag);
+    gr_status status = gr_path_join(folder, name, path, sizeof path, diag);
     if (status != GR_OK) {
         return status;
     }
@@ -264,7 +248,7 @@ static gr_status write_manifest(const char *folder, const gr_checkpoint_info *in
     }
     memcpy(whole, text, bytes);
     snprintf(whole + bytes, SUM_BYTES + 1, "%s%s%s", SUM_BEGIN, sum, SUM_END);
-    gr_status status = join(folder, GR_CHECKPOINT_MANIFEST, path, diag);
+    gr_status status = gr_path_join(folder, GR_CHECKPOINT_MANIFEST, path, sizeof path, diag);
     if (status == GR_OK) {
         status = gr_file_replace(path, whole, bytes + SUM_BYTES, diag); /* syncs the folder */
     }
@@ -528,7 +512,7 @@ static gr_status check_sizes(const gr_checkpoint *c, gr_diag *diag)
     for (int i = 0; i < c->count && status == GR_OK; i++) {
         char path[PATH_MAX];
         struct stat info;
-        status = join(c->path, c->files[i].name, path, diag);
+        status = gr_path_join(c->path, c->files[i].name, path, sizeof path, diag);
         if (status == GR_OK && stat(path, &info) != 0) {
             status = gr_fail_errno(diag, "read", path, errno);
         } else if (status == GR_OK && (uint64_t)info.st_size != c->files[i].bytes) {
@@ -550,8 +534,9 @@ gr_status gr_checkpoint_open(const char *path, gr_checkpoint **checkpoint_out, g
     }
     gr_arena_init(&c->arena, ARENA_BYTES_MAX);
     c->path = gr_arena_strdup(&c->arena, path);
-    gr_status status = c->path != NULL ? join(path, GR_CHECKPOINT_MANIFEST, name, diag)
-                                       : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a path");
+    gr_status status = c->path != NULL
+                           ? gr_path_join(path, GR_CHECKPOINT_MANIFEST, name, sizeof name, diag)
+                           : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a path");
     if (status == GR_OK) {
         status = gr_file_read(name, MANIFEST_BYTES_MAX, &text, &bytes, diag);
     }
@@ -637,7 +622,6 @@ static gr_status compare_sum(const char *path, const file_entry *file, const cha
 /* Piece by piece: a checkpoint may be larger than the memory. */
 static gr_status hash_file(const char *path, char hex_out[GR_SHA256_HEX_BYTES], gr_diag *diag)
 {
-    uint8_t digest[GR_SHA256_BYTES];
     gr_sha256 *sha = NULL;
     char *piece = malloc(READ_BYTES);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -657,10 +641,7 @@ static gr_status hash_file(const char *path, char hex_out[GR_SHA256_HEX_BYTES], 
         }
     }
     if (status == GR_OK) {
-        status = gr_sha256_end(sha, digest);
-    }
-    if (status == GR_OK) {
-        gr_hex(digest, sizeof digest, hex_out);
+        status = gr_sha256_end(sha, hex_out);
     }
     gr_sha256_destroy(sha);
     free(piece);
@@ -676,7 +657,7 @@ gr_status gr_checkpoint_check(const gr_checkpoint *checkpoint, gr_diag *diag)
     for (int i = 0; i < checkpoint->count && status == GR_OK; i++) {
         char path[PATH_MAX], sum[GR_SHA256_HEX_BYTES];
         const file_entry *file = &checkpoint->files[i];
-        status = join(checkpoint->path, file->name, path, diag);
+        status = gr_path_join(checkpoint->path, file->name, path, sizeof path, diag);
         if (status == GR_OK) {
             status = hash_file(path, sum, diag);
         }
@@ -696,7 +677,7 @@ gr_status gr_checkpoint_read_bytes(const gr_checkpoint *checkpoint, const char *
     if (file == NULL) {
         return gr_fail(diag, GR_E_INVALID, "%s lists no %s", checkpoint->path, name);
     }
-    gr_status status = join(checkpoint->path, name, path, diag);
+    gr_status status = gr_path_join(checkpoint->path, name, path, sizeof path, diag);
     if (status == GR_OK) {
         status = gr_file_read(path, file->bytes, &data, &bytes, diag);
     }
@@ -724,7 +705,7 @@ gr_status gr_checkpoint_read(const gr_checkpoint *checkpoint, const char *name,
     size_t bytes = 0;
     gr_status status = gr_checkpoint_read_bytes(checkpoint, name, &data, &bytes, diag);
     if (status == GR_OK) {
-        status = join(checkpoint->path, name, path, diag);
+        status = gr_path_join(checkpoint->path, name, path, sizeof path, diag);
     }
     if (status == GR_OK) {
         status = gr_safetensors_parse(path, data, bytes, file_out, diag);

@@ -25,15 +25,6 @@ typedef struct lock_record {
     gr_checkpoint_writer writer;
 } lock_record;
 
-static gr_status lock_path(const char *folder, const char *name, char path_out[PATH_MAX],
-                           gr_diag *diag)
-{
-    int length = snprintf(path_out, PATH_MAX, "%s/%s", folder, name);
-    return length < PATH_MAX
-               ? GR_OK
-               : gr_fail(diag, GR_E_INVALID, "%s: the name of the folder is too long", folder);
-}
-
 static lock_record read_record(int fd)
 {
     char text[RECORD_BYTES] = "";
@@ -83,7 +74,7 @@ static gr_status replace(const char *folder, const char *path, const gr_checkpoi
 {
     char name[64], fresh[PATH_MAX];
     snprintf(name, sizeof name, ".lock.%" PRIu64 ".partial", writer->generation);
-    gr_status status = lock_path(folder, name, fresh, diag);
+    gr_status status = gr_path_join(folder, name, fresh, sizeof fresh, diag);
     if (status != GR_OK) {
         return status;
     }
@@ -142,7 +133,7 @@ gr_status gr_checkpoint_lock_take(const char *folder, const gr_checkpoint_writer
 {
     char path[PATH_MAX];
     lock_record owner = {0};
-    gr_status status = lock_path(folder, ".lock", path, diag);
+    gr_status status = gr_path_join(folder, ".lock", path, sizeof path, diag);
     int64_t deadline_ns = gr_now_ns() + patience_ms * INT64_C(1000000);
     while (status == GR_OK) {
         status = try_to_take(folder, path, writer, fd_out, &owner, diag);
@@ -165,7 +156,8 @@ bool gr_checkpoint_lock_holds(const char *folder, const gr_checkpoint_writer *wr
 {
     char path[PATH_MAX];
     gr_diag diag;
-    if (fd < 0 || lock_path(folder, ".lock", path, &diag) != GR_OK || !is_at(fd, path)) {
+    if (fd < 0 || gr_path_join(folder, ".lock", path, sizeof path, &diag) != GR_OK ||
+        !is_at(fd, path)) {
         return false;
     }
     lock_record record = read_record(fd);
