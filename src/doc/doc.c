@@ -2,7 +2,6 @@
 #include "doc/doc.h"
 
 #include "base/fail.h"
-#include "base/file.h"
 #include "base/text.h"
 #include "doc/doc_build.h"
 
@@ -22,28 +21,6 @@ void gr_doc_destroy(gr_doc *doc)
 const gr_node *gr_doc_root(const gr_doc *doc)
 {
     return doc->root;
-}
-
-typedef gr_status parse_function(const char *name, const char *text, size_t size_bytes,
-                                 gr_doc **doc_out, gr_diag *diag);
-
-static gr_status read_and_parse(const char *path, parse_function *parse, gr_doc **doc_out,
-                                gr_diag *diag)
-{
-    char *text = NULL;
-    size_t size_bytes = 0;
-    gr_status status = gr_file_read(path, GR_DOC_BYTES_MAX, &text, &size_bytes, diag);
-    if (status != GR_OK) {
-        return status;
-    }
-    status = parse(path, text, size_bytes, doc_out, diag);
-    free(text);
-    return status;
-}
-
-gr_status gr_doc_read_yaml(const char *path, gr_doc **doc_out, gr_diag *diag)
-{
-    return read_and_parse(path, gr_doc_parse_yaml, doc_out, diag);
 }
 
 /* ---- The builder ----------------------------------------------------------------------------- */

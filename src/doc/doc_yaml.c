@@ -2,8 +2,10 @@
 #include "doc/doc.h"
 
 #include "base/fail.h"
+#include "base/file.h"
 #include "doc/doc_build.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <yaml.h>
 
@@ -211,4 +213,16 @@ gr_status gr_doc_parse_yaml(const char *name, const char *text, size_t size_byte
     }
     yaml_parser_delete(&parser);
     return gr_doc_builder_end(builder, status, doc_out);
+}
+
+gr_status gr_doc_read_yaml(const char *path, gr_doc **doc_out, gr_diag *diag)
+{
+    char *text = NULL;
+    size_t size_bytes = 0;
+    gr_status status = gr_file_read(path, GR_DOC_BYTES_MAX, &text, &size_bytes, diag);
+    if (status == GR_OK) {
+        status = gr_doc_parse_yaml(path, text, size_bytes, doc_out, diag);
+    }
+    free(text);
+    return status;
 }
