@@ -41,12 +41,6 @@ typedef struct opening {
     gr_diag *diag;
 } opening;
 
-const gr_node *gr_data_setting(const gr_data_config *config, const char *key)
-{
-    const gr_node *node = gr_node_get(config->section, key);
-    return node != NULL ? node : config->section;
-}
-
 static void shape_text(int dims, const int64_t *dim, char text[SHAPE_TEXT_BYTES])
 {
     size_t used = 0;
@@ -63,7 +57,7 @@ gr_status gr_data_need(const gr_data_config *config, const char *key, const char
     if (value != NULL && value[0] != '\0') {
         return GR_OK;
     }
-    return gr_node_fail(gr_data_setting(config, key), diag, GR_E_INVALID,
+    return gr_node_fail(gr_node_setting(config->section, key), diag, GR_E_INVALID,
                         "data of format %s needs %s: FILE", gr_reader_ops_at(config->format)->name,
                         key);
 }
@@ -76,12 +70,12 @@ static gr_status check_settings(const gr_data_config *config, gr_diag *diag)
         return status;
     }
     if (config->regression && config->classes > 0) {
-        return gr_node_fail(gr_data_setting(config, "classes"), diag, GR_E_INVALID,
+        return gr_node_fail(gr_node_setting(config->section, "classes"), diag, GR_E_INVALID,
                             "regression predicts numbers, which have no classes; remove one of the "
                             "two");
     }
     if (config->normalize == 1 && (config->mean != 0 || config->deviation != 1)) {
-        return gr_node_fail(gr_data_setting(config, "normalize"), diag, GR_E_INVALID,
+        return gr_node_fail(gr_node_setting(config->section, "normalize"), diag, GR_E_INVALID,
                             "standard computes mean and deviation itself; remove them or use "
                             "normalize: none");
     }
@@ -99,7 +93,7 @@ gr_status gr_reader_open_file(const gr_reader_open *how, const char *key, const 
     gr_diag_clear(&why);
     gr_status status = gr_input_stream_open(path, source_out, &why);
     if (status != GR_OK) {
-        gr_node_fail(gr_data_setting(how->config, key), diag, status, "%s", why.text);
+        gr_node_fail(gr_node_setting(how->config->section, key), diag, status, "%s", why.text);
     }
     free(path);
     return status;
@@ -170,13 +164,15 @@ static gr_status resolve_parts(const opening *open, uint64_t seed, gr_dataset *d
     const gr_data_config *config = open->config;
     int64_t count = gr_table_count(dataset->samples);
     if (dataset->test != NULL && config->test_count > 0) {
-        return gr_node_fail(gr_data_setting(config, "test_count"), open->diag, GR_E_INVALID,
+        return gr_node_fail(gr_node_setting(config->section, "test_count"), open->diag,
+                            GR_E_INVALID,
                             "there is a test set of its own already; remove one of the two");
     }
     dataset->train_count = count - config->test_count;
     dataset->test_count = config->test_count;
     if (dataset->train_count < 1) {
-        return gr_node_fail(gr_data_setting(config, "test_count"), open->diag, GR_E_INVALID,
+        return gr_node_fail(gr_node_setting(config->section, "test_count"), open->diag,
+                            GR_E_INVALID,
                             "%" PRId64 " samples for the test leave none to train with: %s has "
                             "%" PRId64,
                             config->test_count, gr_table_name(dataset->samples), count);
@@ -255,11 +251,11 @@ static bool scales_by_column(const gr_data_config *config, const gr_dataset *dat
 
 static gr_status fail_constant(const opening *open, const gr_dataset *dataset)
 {
-    return gr_node_fail(gr_data_setting(open->config, "normalize"), open->diag, GR_E_INVALID,
-                        "all training values of %s are equal%s, so their deviation is 0; use "
-                        "normalize: none",
-                        gr_table_name(dataset->samples),
-                        dataset->dims == 1 ? " in each column" : "");
+    return gr_node_fail(
+        gr_node_setting(open->config->section, "normalize"), open->diag, GR_E_INVALID,
+        "all training values of %s are equal%s, so their deviation is 0; use "
+        "normalize: none",
+        gr_table_name(dataset->samples), dataset->dims == 1 ? " in each column" : "");
 }
 
 /* A column that is the same in all samples becomes 0 everywhere. */

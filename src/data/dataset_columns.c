@@ -62,7 +62,7 @@ static gr_status read_delimiter(const gr_data_config *config, gr_table_options *
     if (options->delimiter != '\0') {
         return GR_OK;
     }
-    return gr_node_fail(gr_data_setting(config, "delimiter"), diag, GR_E_INVALID,
+    return gr_node_fail(gr_node_setting(config->section, "delimiter"), diag, GR_E_INVALID,
                         "must be one of \",\", \";\", \"|\", \":\" and tab, not \"%.40s\"",
                         config->delimiter);
 }
@@ -111,7 +111,7 @@ static gr_status label_column(const gr_data_config *config, gr_table_options *op
         return GR_OK;
     }
     if (end == text || *end != '\0' || column < 1 || column > GR_CSV_COLUMNS_MAX) {
-        return gr_node_fail(gr_data_setting(config, "label_column"), diag, GR_E_INVALID,
+        return gr_node_fail(gr_node_setting(config->section, "label_column"), diag, GR_E_INVALID,
                             "must be first, last or a number of a column from 1, not \"%s\"; a "
                             "name needs header: true",
                             text);

@@ -77,8 +77,6 @@ void gr_table_add_value(gr_table *table, const char *name, gr_dtype type, int di
 /* Opens the file of setting `key`; failures name where the setting stands. */
 gr_status gr_reader_open_file(const gr_reader_open *how, const char *key, const char *file,
                               gr_input_stream **source_out, gr_diag *diag) GR_MUST_CHECK;
-/* Where a setting stands, or at least its section. */
-const gr_node *gr_data_setting(const gr_data_config *config, const char *key);
 /* Fails unless the setting is given. */
 gr_status gr_data_need(const gr_data_config *config, const char *key, const char *value,
                        gr_diag *diag) GR_MUST_CHECK;

@@ -226,7 +226,7 @@ static gr_status idx_check_settings(const gr_data_config *config, gr_diag *diag)
         status = gr_data_need(config, "test_images", config->test_images, diag);
     }
     if (status == GR_OK && config->regression) {
-        return gr_node_fail(gr_data_setting(config, "regression"), diag, GR_E_INVALID,
+        return gr_node_fail(gr_node_setting(config->section, "regression"), diag, GR_E_INVALID,
                             "labels of idx files are classes; numbers to predict need format: csv");
     }
     return status;

@@ -46,6 +46,8 @@ const gr_node *gr_doc_root(const gr_doc *doc); /* GR_NODE_NULL for an empty file
 
 /* The value of `key` in a map, NULL if absent or `map` is no map. */
 const gr_node *gr_node_get(const gr_node *map, const char *key);
+/* Where a key of `map` stands, or at least the map; NULL if neither is in the file. */
+const gr_node *gr_node_setting(const gr_node *map, const char *key);
 
 /* Typed reads: GR_E_INVALID with "file:line: path: what it must be, what it is" in diag; the path
  * is that of keys and indices from the root, "optimizer.learning_rate" or "layers[2].units". A

@@ -126,6 +126,12 @@ const gr_node *gr_node_get(const gr_node *map, const char *key)
     return child;
 }
 
+const gr_node *gr_node_setting(const gr_node *map, const char *key)
+{
+    const gr_node *node = gr_node_get(map, key);
+    return node != NULL ? node : map;
+}
+
 /* A value must be `what`, "a whole number", in `range`, " from 1 to 10". `fits`: it would, without
  * its quotes. */
 static gr_status fail_value(const gr_node *node, gr_diag *diag, const char *what, const char *range,

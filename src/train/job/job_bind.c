@@ -19,7 +19,7 @@ static gr_status bind_steps(gr_job *job, gr_diag *diag)
     int64_t samples = gr_dataset_count(job->dataset, GR_SPLIT_TRAIN);
     int64_t batch = job->config.global_batch;
     if (batch > samples) {
-        return gr_node_fail(gr_job_setting(root, "global_batch"), diag, GR_E_INVALID,
+        return gr_node_fail(gr_node_setting(root, "global_batch"), diag, GR_E_INVALID,
                             "%" PRId64 " samples are more than the %" PRId64 " training samples; "
                             "set it to at most %" PRId64,
                             batch, samples, samples / job->shards * job->shards);
@@ -31,7 +31,7 @@ static gr_status bind_steps(gr_job *job, gr_diag *diag)
     }
     double steps = round(job->config.epochs * (double)job->steps_per_epoch);
     if (steps > 9007199254740992.0) {
-        return gr_node_fail(gr_job_setting(root, "epochs"), diag, GR_E_INVALID,
+        return gr_node_fail(gr_node_setting(root, "epochs"), diag, GR_E_INVALID,
                             "these are %g steps, more than can be counted; give fewer", steps);
     }
     job->total_steps = steps < 1 ? 1 : (uint64_t)steps;

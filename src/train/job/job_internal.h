@@ -32,9 +32,6 @@ static inline const gr_node *gr_job_section(const gr_job *job, const gr_job_part
 /* Is there such a part? Those of strategies and of what is not always wanted may be missing. */
 bool gr_job_has_part(const gr_job *job, const gr_config_table *table);
 
-/* Where a key of `section` stands, or at least the section; NULL if neither is in the file. */
-const gr_node *gr_job_setting(const gr_node *section, const char *key);
-
 /* An empty job; NULL: no memory. */
 gr_job *gr_job_create(const char *path, gr_diag *diag);
 /* Reads all parts from the sections at `root`: defaults, then the file, then `environment`, unless

@@ -40,12 +40,6 @@ bool gr_job_has_part(const gr_job *job, const gr_config_table *table)
                                                       : true;
 }
 
-const gr_node *gr_job_setting(const gr_node *section, const char *key)
-{
-    const gr_node *node = gr_node_get(section, key);
-    return node != NULL ? node : section;
-}
-
 gr_job *gr_job_create(const char *path, gr_diag *diag)
 {
     gr_job *job = calloc(1, sizeof *job);

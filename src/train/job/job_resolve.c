@@ -97,7 +97,7 @@ static gr_status resolve_workers(gr_job *job, gr_diag *diag)
         const char *whence = most > workers         ? "the most that it may get"
                              : job->run.workers > 0 ? "-np"
                                                     : "number_of_workers";
-        return gr_node_fail(gr_job_setting(section, "shards"), diag, GR_E_INVALID,
+        return gr_node_fail(gr_node_setting(section, "shards"), diag, GR_E_INVALID,
                             "%" PRId64 " workers (%s) are more than the %" PRId64 " shards of a "
                             "global batch, so some would have nothing to do; start at most %" PRId64
                             " workers or set shards: %" PRId64,
@@ -121,12 +121,12 @@ static gr_status resolve_batch(gr_job *job, gr_diag *diag)
         }
         int64_t below = batch / shards * shards, above = below + shards;
         if (below == 0) {
-            return gr_node_fail(gr_job_setting(root, "global_batch"), diag, GR_E_INVALID,
+            return gr_node_fail(gr_node_setting(root, "global_batch"), diag, GR_E_INVALID,
                                 "%" PRId64 " samples cannot be cut into %" PRId64
                                 " equal shards; the smallest batch that fits is %" PRId64 "%s",
                                 batch, shards, above, whence);
         }
-        return gr_node_fail(gr_job_setting(root, "global_batch"), diag, GR_E_INVALID,
+        return gr_node_fail(gr_node_setting(root, "global_batch"), diag, GR_E_INVALID,
                             "%" PRId64 " samples cannot be cut into %" PRId64
                             " equal shards; the nearest that fit are %" PRId64 " and %" PRId64 "%s",
                             batch, shards, below, above, whence);
@@ -145,7 +145,7 @@ static gr_status resolve_batch(gr_job *job, gr_diag *diag)
         char both[WHENCE_BYTES];
         snprintf(both, sizeof both, below == above ? "%" PRId64 : "%" PRId64 " and %" PRId64, below,
                  above);
-        return gr_node_fail(gr_job_setting(root, "micro_batches"), diag, GR_E_INVALID,
+        return gr_node_fail(gr_node_setting(root, "micro_batches"), diag, GR_E_INVALID,
                             "the %" PRId64 " samples of a shard (%" PRId64 " / %" PRId64
                             ") cannot be cut into %" PRId64
                             " equal pieces; the nearest that fit: %s",
@@ -158,7 +158,7 @@ static gr_status resolve_batch(gr_job *job, gr_diag *diag)
 static gr_status check_loss(gr_job *job, gr_diag *diag)
 {
     const gr_loss_ops *loss = gr_loss_ops_at(job->config.loss);
-    const gr_node *node = gr_job_setting(job->root, "loss");
+    const gr_node *node = gr_node_setting(job->root, "loss");
     if (!loss->classes && !job->data.regression) {
         return gr_node_fail(node, diag, GR_E_INVALID,
                             "%s predicts numbers, but the labels of the data are classes; set "
@@ -232,7 +232,7 @@ static gr_status check_parts(gr_job *job, gr_diag *diag)
                             "the job has no model; add model: with the list of its layers");
     }
     if (job->config.steps > 0 && job->config.epochs > 0) {
-        return gr_node_fail(gr_job_setting(job->root, "steps"), diag, GR_E_INVALID,
+        return gr_node_fail(gr_node_setting(job->root, "steps"), diag, GR_E_INVALID,
                             "epochs says already how long to train; remove one of the two");
     }
     if (job->config.steps == 0 && !(job->config.epochs > 0)) {
@@ -262,20 +262,20 @@ static gr_status resolve_sync(gr_job *job, gr_diag *diag)
         return GR_OK;
     }
     if (d->sync_every == NULL) {
-        return gr_node_fail(gr_job_setting(section, "strategy"), diag, GR_E_INVALID,
+        return gr_node_fail(gr_node_setting(section, "strategy"), diag, GR_E_INVALID,
                             "strategy %s needs to know how often the weights are averaged; add "
                             "sync_every: 8 steps, or sync_every: epoch",
                             job->strategy->name);
     }
     if (strcmp(d->sync_every, "epoch") != 0 &&
         read_steps(job, d->sync_every, 1.0, &count) != GR_NUMBER_OK) {
-        return gr_node_fail(gr_job_setting(section, "sync_every"), diag, GR_E_INVALID,
+        return gr_node_fail(gr_node_setting(section, "sync_every"), diag, GR_E_INVALID,
                             "\"%s\" does not say how often the weights are averaged; give steps or "
                             "an epoch, as in: 8 steps, epoch",
                             d->sync_every);
     }
     if (job->steps_per_epoch > 0 && (uint64_t)count > job->steps_per_epoch) {
-        return gr_node_fail(gr_job_setting(section, "sync_every"), diag, GR_E_INVALID,
+        return gr_node_fail(gr_node_setting(section, "sync_every"), diag, GR_E_INVALID,
                             "\"%s\" is more than the %" PRIu64 " steps of an epoch, at whose end "
                             "weights are averaged in any case; give fewer, or epoch",
                             d->sync_every, job->steps_per_epoch);

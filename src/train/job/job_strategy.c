@@ -26,7 +26,7 @@ static gr_status check_compression(const gr_job *job, gr_diag *diag)
 {
     const gr_distribution_config *d = &job->distribution;
     if (job->strategy->averages_weights && d->compression != GR_COMPRESSION_NONE) {
-        return gr_node_fail(gr_job_setting(job->config.distribution, "compression"), diag,
+        return gr_node_fail(gr_node_setting(job->config.distribution, "compression"), diag,
                             GR_E_INVALID,
                             "compression is for gradients, of which none travel with strategy "
                             "%s; remove it, and average less often to send less",
@@ -41,7 +41,7 @@ static gr_status check_ps(const gr_job *job, gr_diag *diag)
     const gr_distribution_config *d = &job->distribution;
     const gr_node *section = job->config.distribution;
     if (job->consistency == GR_SSP && d->staleness < 0) {
-        return gr_node_fail(gr_job_setting(section, "consistency"), diag, GR_E_INVALID,
+        return gr_node_fail(gr_node_setting(section, "consistency"), diag, GR_E_INVALID,
                             "ssp needs to know how far a worker may be ahead of the slowest; add "
                             "staleness: 3, say");
     }
@@ -61,7 +61,7 @@ gr_status gr_job_resolve_strategy(gr_job *job, gr_diag *diag)
     job->strategy = gr_strategy_of(job);
     status = check_ps(job, diag);
     if (status == GR_OK && d->aggregate > 0 && d->shards > 0 && d->shards != d->aggregate) {
-        status = gr_node_fail(gr_job_setting(section, "shards"), diag, GR_E_INVALID,
+        status = gr_node_fail(gr_node_setting(section, "shards"), diag, GR_E_INVALID,
                               "a step of replicas_to_aggregate: %" PRId64 " has as many shards; "
                               "remove the line",
                               d->aggregate);
@@ -85,8 +85,8 @@ gr_status gr_job_check_workers(gr_job *job, gr_diag *diag)
                        job->path, job->workers_max, job->strategy->name, GR_JOB_PS_WORKERS_MAX);
     }
     if (d->aggregate > job->workers) {
-        return gr_node_fail(gr_job_setting(job->config.distribution, "replicas_to_aggregate"), diag,
-                            GR_E_INVALID,
+        return gr_node_fail(gr_node_setting(job->config.distribution, "replicas_to_aggregate"),
+                            diag, GR_E_INVALID,
                             "a step needs the gradients of %" PRId64 " workers, but there are %d; "
                             "start more, or aggregate fewer",
                             d->aggregate, job->workers);
@@ -104,7 +104,7 @@ gr_status gr_job_check_servers(const gr_job *job, bool there, gr_diag *diag)
     if (!job->strategy->needs_servers || there) {
         return GR_OK;
     }
-    return gr_node_fail(gr_job_setting(job->config.distribution, "strategy"), diag, GR_E_INVALID,
+    return gr_node_fail(gr_node_setting(job->config.distribution, "strategy"), diag, GR_E_INVALID,
                         "%s needs parameter servers, and there are none; start some with gradus "
                         "run --servers N",
                         job->strategy->name);
