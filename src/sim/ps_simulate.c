@@ -2,7 +2,6 @@
 #include "sim/ps_simulate.h"
 
 #include "base/fail.h"
-#include "base/philox.h"
 #include "ps/place.h"
 #include "sim/ps_simulate_run.h"
 
@@ -64,23 +63,6 @@ gr_status gr_ps_simulate(const gr_ps_sim *sim, gr_ps_simulated *simulated_out, g
 {
     gr_status status = check(sim, diag);
     return status == GR_OK ? gr_ps_sim_run(sim, simulated_out, diag) : status;
-}
-
-/* ---- Computing times ------------------------------------------------------------------------- */
-double gr_ps_sim_factor(const gr_ps_sim *sim, double sigma, int rank, uint32_t round)
-{
-    double factor = sim->slow ? sim->slow[rank] : 1;
-    if (sigma > 0) {
-        float z;
-        gr_philox_normal(sim->seed, round, (uint32_t)rank, &z, 1);
-        factor *= exp(sigma * (double)z - sigma * sigma / 2);
-    }
-    return factor;
-}
-
-double gr_ps_sim_sigma(const gr_ps_sim *sim)
-{
-    return sqrt(log1p(sim->spread * sim->spread));
 }
 
 double gr_ps_sim_slowest(const gr_ps_sim *sim, int64_t every)

@@ -3,6 +3,7 @@
 
 #include "base/arena.h"
 #include "base/fail.h"
+#include "base/philox.h"
 #include "ps/place.h"
 
 #include <math.h>
@@ -240,6 +241,22 @@ static bool come(ps_run *r, message_queue *q, ps_event_kind kind, int to, messag
 }
 
 /* ---- Computing ------------------------------------------------------------------------------- */
+double gr_ps_sim_factor(const gr_ps_sim *sim, double sigma, int rank, uint32_t round)
+{
+    double factor = sim->slow ? sim->slow[rank] : 1;
+    if (sigma > 0) {
+        float z;
+        gr_philox_normal(sim->seed, round, (uint32_t)rank, &z, 1);
+        factor *= exp(sigma * (double)z - sigma * sigma / 2);
+    }
+    return factor;
+}
+
+double gr_ps_sim_sigma(const gr_ps_sim *sim)
+{
+    return sqrt(log1p(sim->spread * sim->spread));
+}
+
 static void begin_step(ps_run *r, int rank, double at_us)
 {
     worker *w = &r->worker[rank];

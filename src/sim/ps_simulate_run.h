@@ -2,7 +2,7 @@
 #ifndef GR_SIM_PS_SIMULATE_RUN_H
 #define GR_SIM_PS_SIMULATE_RUN_H
 
-/* What simulate.c (the face) and simulate_run.c (the events) share. */
+/* What ps_simulate.c (the face) takes from ps_simulate_run.c (the events). */
 
 #include "sim/ps_simulate.h"
 

@@ -22,6 +22,7 @@ typedef struct gr_verify {
     uint32_t *order;     /* all steps in an order in which they may happen */
 } gr_verify;
 
+/* verify_words.c */
 /* GR_E_BUG with a sentence that begins with the rank and the step. */
 gr_status gr_verify_wrong(const gr_verify *v, int rank, uint32_t step, const char *format, ...)
     GR_PRINTF(4, 5);
