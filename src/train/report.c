@@ -148,11 +148,10 @@ void gr_report_resume(gr_report *report, const gr_start_record *record, int64_t 
 
 gr_status gr_report_start(gr_report *report, const gr_start_record *record, gr_diag *diag)
 {
-    if (report->style == GR_REPORT_NONE) {
-        return GR_OK;
-    }
-    if (report->style == GR_REPORT_JSON) {
-        return gr_start_write(record, report->out, "the report", diag);
+    if (report->style != GR_REPORT_LINES) {
+        return report->style == GR_REPORT_JSON
+                   ? gr_start_write(record, report->out, "the report", diag)
+                   : GR_OK;
     }
     char parameters[32];
     bool over = record->workers > 1 && record->link != NULL;
@@ -180,11 +179,10 @@ static bool is_late(int rank, double late_us)
 
 gr_status gr_report_epoch(gr_report *report, const gr_epoch_record *record, gr_diag *diag)
 {
-    if (report->style == GR_REPORT_NONE) {
-        return GR_OK;
-    }
-    if (report->style == GR_REPORT_JSON) {
-        return gr_epoch_write(record, report->out, "the report", diag);
+    if (report->style != GR_REPORT_LINES) {
+        return report->style == GR_REPORT_JSON
+                   ? gr_epoch_write(record, report->out, "the report", diag)
+                   : GR_OK;
     }
     char epochs[24], rate[32];
     int width = snprintf(epochs, sizeof epochs, "%" PRIu64, record->epochs);
@@ -214,11 +212,10 @@ gr_status gr_report_epoch(gr_report *report, const gr_epoch_record *record, gr_d
 
 gr_status gr_report_recovery(gr_report *report, const gr_recovery_record *record, gr_diag *diag)
 {
-    if (report->style == GR_REPORT_NONE) {
-        return GR_OK;
-    }
-    if (report->style == GR_REPORT_JSON) {
-        return gr_recovery_write(record, report->out, "the report", diag);
+    if (report->style != GR_REPORT_LINES) {
+        return report->style == GR_REPORT_JSON
+                   ? gr_recovery_write(record, report->out, "the report", diag)
+                   : GR_OK;
     }
     clear_bar(report);
     fprintf(report->out, "%d worker%s go%s on from step %" PRIu64 ", %.0f ms after the %s\n",
@@ -229,11 +226,10 @@ gr_status gr_report_recovery(gr_report *report, const gr_recovery_record *record
 
 gr_status gr_report_stop(gr_report *report, const gr_stop_record *record, gr_diag *diag)
 {
-    if (report->style == GR_REPORT_NONE) {
-        return GR_OK;
-    }
-    if (report->style == GR_REPORT_JSON) {
-        return gr_stop_write(record, report->out, "the report", diag);
+    if (report->style != GR_REPORT_LINES) {
+        return report->style == GR_REPORT_JSON
+                   ? gr_stop_write(record, report->out, "the report", diag)
+                   : GR_OK;
     }
     clear_bar(report);
     fprintf(report->out, "stopped after step %" PRIu64 " of %" PRIu64 ", as asked\ncheckpoint %s\n",
@@ -243,11 +239,10 @@ gr_status gr_report_stop(gr_report *report, const gr_stop_record *record, gr_dia
 
 gr_status gr_report_end(gr_report *report, const gr_end_record *record, gr_diag *diag)
 {
-    if (report->style == GR_REPORT_NONE) {
-        return GR_OK;
-    }
-    if (report->style == GR_REPORT_JSON) {
-        return gr_end_write(record, report->out, "the report", diag);
+    if (report->style != GR_REPORT_LINES) {
+        return report->style == GR_REPORT_JSON
+                   ? gr_end_write(record, report->out, "the report", diag)
+                   : GR_OK;
     }
     char rate[32], seconds[32];
     gr_format_thousands(record->samples_per_s, rate);

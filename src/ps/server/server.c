@@ -347,9 +347,7 @@ static void write_address(gr_ps_server *server, const gr_ps_server_config *confi
     } else if (far != NULL) {
         snprintf(remote, sizeof remote, "%s", far);
     }
-    for (char *at = remote; (at = strchr(at, ' ')) != NULL;) {
-        *at = '+';
-    }
+    gr_ps_join_addresses(remote);
     snprintf(server->address, sizeof server->address, "%s%s%s", tcp ? "" : local,
              tcp || remote[0] == '\0' ? "" : "+", remote);
 }
