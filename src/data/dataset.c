@@ -2,7 +2,6 @@
 #include "data/dataset_internal.h"
 
 #include "base/fail.h"
-#include "base/file.h"
 #include "data/idx.h"
 #include "data/reader.h"
 #include "data/sampler.h"
@@ -51,17 +50,6 @@ static void shape_text(int dims, const int64_t *dim, char text[SHAPE_TEXT_BYTES]
     }
 }
 
-gr_status gr_data_need(const gr_data_config *config, const char *key, const char *value,
-                       gr_diag *diag)
-{
-    if (value != NULL && value[0] != '\0') {
-        return GR_OK;
-    }
-    return gr_node_fail(gr_node_setting(config->section, key), diag, GR_E_INVALID,
-                        "data of format %s needs %s: FILE", gr_reader_ops_at(config->format)->name,
-                        key);
-}
-
 static gr_status check_settings(const gr_data_config *config, gr_diag *diag)
 {
     const gr_reader_ops *ops = gr_reader_ops_at(config->format);
@@ -80,23 +68,6 @@ static gr_status check_settings(const gr_data_config *config, gr_diag *diag)
                             "normalize: none");
     }
     return GR_OK;
-}
-
-gr_status gr_reader_open_file(const gr_reader_open *how, const char *key, const char *file,
-                              gr_input_stream **source_out, gr_diag *diag)
-{
-    char *path = gr_path_beside(how->job_path, file);
-    if (path == NULL) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory to open it", file);
-    }
-    gr_diag why;
-    gr_diag_clear(&why);
-    gr_status status = gr_input_stream_open(path, source_out, &why);
-    if (status != GR_OK) {
-        gr_node_fail(gr_node_setting(how->config->section, key), diag, status, "%s", why.text);
-    }
-    free(path);
-    return status;
 }
 
 static gr_status open_tables(const opening *open, gr_dataset *dataset)

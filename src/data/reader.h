@@ -78,8 +78,8 @@ void gr_table_add_value(gr_table *table, const char *name, gr_dtype type, int di
 gr_status gr_reader_open_file(const gr_reader_open *how, const char *key, const char *file,
                               gr_input_stream **source_out, gr_diag *diag) GR_MUST_CHECK;
 /* Fails unless the setting is given. */
-gr_status gr_data_need(const gr_data_config *config, const char *key, const char *value,
-                       gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_data_need(const gr_reader_ops *ops, const gr_data_config *config, const char *key,
+                       const char *value, gr_diag *diag) GR_MUST_CHECK;
 
 extern const gr_reader_ops gr_csv_reader, gr_idx_reader;
 

@@ -2,6 +2,7 @@
 #include "data/reader.h"
 
 #include "base/fail.h"
+#include "base/file.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,33 @@ void *gr_table_new(const gr_reader_ops *ops, const char *name, size_t size_bytes
     table->name = copy;
     table->label_max = table->x = table->label = table->target = -1;
     return table;
+}
+
+gr_status gr_data_need(const gr_reader_ops *ops, const gr_data_config *config, const char *key,
+                       const char *value, gr_diag *diag)
+{
+    if (value != NULL && value[0] != '\0') {
+        return GR_OK;
+    }
+    return gr_node_fail(gr_node_setting(config->section, key), diag, GR_E_INVALID,
+                        "data of format %s needs %s: FILE", ops->name, key);
+}
+
+gr_status gr_reader_open_file(const gr_reader_open *how, const char *key, const char *file,
+                              gr_input_stream **source_out, gr_diag *diag)
+{
+    char *path = gr_path_beside(how->job_path, file);
+    if (path == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory to open it", file);
+    }
+    gr_diag why;
+    gr_diag_clear(&why);
+    gr_status status = gr_input_stream_open(path, source_out, &why);
+    if (status != GR_OK) {
+        gr_node_fail(gr_node_setting(how->config->section, key), diag, status, "%s", why.text);
+    }
+    free(path);
+    return status;
 }
 
 /* The value of this name; -1: the reader has none. */

@@ -322,7 +322,7 @@ gr_status gr_table_open_csv(gr_input_stream *source, const gr_table_options *opt
 
 static gr_status csv_check_settings(const gr_data_config *config, gr_diag *diag)
 {
-    return gr_data_need(config, "file", config->file, diag);
+    return gr_data_need(&gr_csv_reader, config, "file", config->file, diag);
 }
 
 static gr_status csv_open(const gr_reader_open *how, gr_table **table_out, gr_diag *diag)

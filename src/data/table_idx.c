@@ -215,15 +215,15 @@ gr_status gr_table_open_idx(gr_input_stream *images, gr_input_stream *labels,
 
 static gr_status idx_check_settings(const gr_data_config *config, gr_diag *diag)
 {
-    gr_status status = gr_data_need(config, "images", config->images, diag);
+    gr_status status = gr_data_need(&gr_idx_reader, config, "images", config->images, diag);
     if (status == GR_OK) {
-        status = gr_data_need(config, "labels", config->labels, diag);
+        status = gr_data_need(&gr_idx_reader, config, "labels", config->labels, diag);
     }
     if (status == GR_OK && config->test_images != NULL) {
-        status = gr_data_need(config, "test_labels", config->test_labels, diag);
+        status = gr_data_need(&gr_idx_reader, config, "test_labels", config->test_labels, diag);
     }
     if (status == GR_OK && config->test_labels != NULL) {
-        status = gr_data_need(config, "test_images", config->test_images, diag);
+        status = gr_data_need(&gr_idx_reader, config, "test_images", config->test_images, diag);
     }
     if (status == GR_OK && config->regression) {
         return gr_node_fail(gr_node_setting(config->section, "regression"), diag, GR_E_INVALID,
