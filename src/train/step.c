@@ -207,12 +207,6 @@ void gr_trainer_exit(gr_trainer *trainer)
     trainer->gen.comm = NULL;
 }
 
-static void nobody_wants(void *arg, size_t end)
-{
-    (void)arg;
-    (void)end;
-}
-
 /* One micro batch, whose gradients nobody wants: the kernels are made when they run for the first
  * time, which takes as long as many steps, and the others would wait for a joining worker's. */
 static gr_status warm_up(gr_trainer *t, gr_diag *diag)
@@ -233,7 +227,7 @@ static gr_status warm_up(gr_trainer *t, gr_diag *diag)
         status = gr_model_forward(t->model, t->values, &batch, &result, diag);
         if (status == GR_OK) {
             status = gr_model_backward(t->model, t->values, &batch, gradients + GR_STEP_HEADER,
-                                       nobody_wants, NULL, diag);
+                                       NULL, NULL, diag);
         }
     }
     gr_loader_stop(loader);

@@ -9,15 +9,6 @@ static uint32_t bit(int server)
     return UINT32_C(1) << server;
 }
 
-static int count(uint32_t mask)
-{
-    int bits = 0;
-    for (; mask != 0; mask &= mask - 1) {
-        bits++;
-    }
-    return bits;
-}
-
 static void begin(gr_ps_membership *membership)
 {
     uint8_t bytes[GR_PS_SMALL_MAX];
@@ -39,7 +30,7 @@ static bool is_quorum_of(const gr_ps_membership *membership, uint32_t servers, u
 {
     uint32_t living = servers & ~membership->dead;
     uint32_t lowest = living & (~living + 1);
-    int half = 2 * count(mask & living) - count(living);
+    int half = 2 * __builtin_popcount(mask & living) - __builtin_popcount(living);
     return half > 0 || (half == 0 && (mask & lowest) != 0);
 }
 
