@@ -144,7 +144,8 @@ def exchange(parts: Sequence[Part], arrays: Sequence[Any], reduction: Reduction)
 
 
 def _scaled(array: Any, factor: float) -> Any:
-    return array if factor == 1.0 else (array * factor).astype(array.dtype)
+    """Another array, since a framework may use the memory of this one again."""
+    return array.copy() if factor == 1.0 else (array * factor).astype(array.dtype)
 
 
 def label_of(variable: Any) -> str:

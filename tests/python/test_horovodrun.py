@@ -63,6 +63,18 @@ def test_horovodrun_flags_become_those_of_gradus_run(horovodrun, flags, settings
     assert found[0] - {"GRADUS_LOG=info"} == set(settings.split())
 
 
+def test_horovodrun_reads_what_the_environment_says_where_no_flag_does(horovodrun, ranks):
+    ranks.environment.update(HOROVOD_START_TIMEOUT="7", HOROVOD_ELASTIC_TIMEOUT="70",
+                             HOROVOD_GLOO_TIMEOUT_SECONDS="8", HOROVOD_LOG_LEVEL="debug")
+    found = shown(horovodrun("-np", 1, "--verbose", "true"))
+    assert found == ({"GRADUS_JOIN_TIMEOUT=8s", "GRADUS_LOG=debug"},
+                     ["-np", "1", "--start-timeout", "7s"])
+    found = shown(horovodrun("-np", 1, "--min-np", 1, "--gloo-timeout-seconds", 9, "--log-level",
+                             "ERROR", "--verbose", "true"))
+    assert {"GRADUS_JOIN_TIMEOUT=9s", "GRADUS_LOG=error"} <= found[0]
+    assert found[1][-2:] == ["--start-timeout", "70s"]
+
+
 def test_horovodrun_reads_flags_from_a_file(horovodrun, ranks):
     pytest.importorskip("yaml")
     (ranks.folder / "c.yaml").write_text('''

@@ -19,15 +19,14 @@ def _is_sparse(gradient: Any, reduction: Reduction) -> bool:
 @plain
 def reduce_gradients(gradients: Sequence[Any], variables: Sequence[Any],
                      reduction: Reduction) -> List[Any]:
-    """Returns the gradients over all ranks. None stays None, tf.IndexedSlices stay such."""
+    """Returns the gradients over all ranks. None stays None, tf.IndexedSlices stay such. Those of
+    local variables take the same way, so that none of a step is applied before all are there."""
     parts: List[Part] = []
     travels: List[tf.Tensor] = []
     contexts: List[Any] = []
     there = []
     for index, number in numbered(gradients, variables, reduction):
         gradient, variable = gradients[index], variables[index]
-        if number is None and not reduction.scale_local and reduction.factor(False) == 1.0:
-            continue
         there.append(index)
         if _is_sparse(gradient, reduction):
             if number is None:

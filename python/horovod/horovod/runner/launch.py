@@ -210,14 +210,20 @@ def command_of(found: argparse.Namespace) -> Tuple[List[str], Dict[str, str]]:
         words += ["--min-np", str(found.min_np or found.num_proc),
                   "--max-np", str(found.max_np or _MOST),
                   "--restarts", str(found.reset_limit or _RESTARTS)]
-    started = os.environ.get("HOROVOD_START_TIMEOUT")
-    seconds = [found.start_timeout or (int(started) if started and started.isdigit() else 0),
-               (found.elastic_timeout or 600) if elastic else 0]
+    seconds = [found.start_timeout or _seconds("HOROVOD_START_TIMEOUT"),
+               (found.elastic_timeout or _seconds("HOROVOD_ELASTIC_TIMEOUT") or 600)
+               if elastic else 0]
     if max(seconds):
         words += ["--start-timeout", f"{max(seconds)}s"]
     if found.prefix_output_with_timestamp:
         words.append("--timestamps")
     return [*words, "--", "sh", "-c", _WORKER, "sh", *found.command], _environment(found, elastic)
+
+
+def _seconds(name: str) -> int:
+    """What the environment says where no flag does; 0: nothing."""
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else 0
 
 
 def _environment(found: argparse.Namespace, elastic: bool) -> Dict[str, str]:
@@ -233,10 +239,12 @@ def _environment(found: argparse.Namespace, elastic: bool) -> Dict[str, str]:
         env["HOROVOD_FUSION_THRESHOLD"] = int(found.fusion_threshold_mb * (1 << 20))
     if found.network_interfaces:
         env["GRADUS_INTERFACE"] = ",".join(found.network_interfaces)
-    if found.gloo_timeout_seconds:
-        env["GRADUS_JOIN_TIMEOUT"] = f"{found.gloo_timeout_seconds}s"
-    if found.verbose or found.log_level:
-        env["GRADUS_LOG"] = _LEVELS.get(found.log_level or "", "info")
+    join = found.gloo_timeout_seconds or _seconds("HOROVOD_GLOO_TIMEOUT_SECONDS")
+    if join:
+        env["GRADUS_JOIN_TIMEOUT"] = f"{join}s"
+    level = found.log_level or os.environ.get("HOROVOD_LOG_LEVEL", "").upper()
+    if found.verbose or level in _LEVELS:
+        env["GRADUS_LOG"] = _LEVELS.get(level, "info")
     return {name: f"{value:g}" if isinstance(value, float) else str(value)
             for name, value in env.items() if value is not None}
 
