@@ -632,6 +632,34 @@ def test_all_permissions_that_are_missing_are_told(api, config):
         assert f'"{verb}" on {what} of API group ' in said
 
 
+GROUP = {"podgroups": "list watch create update delete get", "priorityclasses": "list watch"}
+PODS_AND_SERVICES = {"pods": "list watch create delete get",
+                     "services": "list watch create update get delete"}
+
+
+@pytest.mark.parametrize("kind, rights", [
+    ("pytorchjob", {"pytorchjobs": "watch get delete", "pytorchjobs/status": "update",
+                    "horizontalpodautoscalers": "list watch create update get delete",
+                    **PODS_AND_SERVICES}),
+    ("tfjob", {"tfjobs": "watch get delete", "tfjobs/status": "update", **PODS_AND_SERVICES}),
+    ("mpijob.v1", {"mpijobs": "watch get delete", "mpijobs/status": "update",
+                   "pods": PODS_AND_SERVICES["pods"], "pods/exec": "create",
+                   "configmaps": "list watch create update get",
+                   "serviceaccounts": "list watch create get",
+                   "roles": "list watch create update get",
+                   "rolebindings": "list watch create update get"}),
+    ("gradusjob", {"gradusjobs": "watch get delete", "gradusjobs/status": "update",
+                   "secrets": "list watch create update get",
+                   "services": "list watch create update get", "pods": PODS_AND_SERVICES["pods"]})])
+def test_each_permission_of_another_kind_that_is_missing_is_told(api, config, kind, rights):
+    missing = [(verb, what) for what, verbs in {**rights, **GROUP}.items()
+               for verb in verbs.split()]
+    api.denied.update(missing)
+    said = refused(config, "--enable-scheme", kind, "--gang-scheduling", "volcano")
+    assert not [one for one in missing
+                if f'"{one[0]}" on {one[1]} of API group ' not in said], said
+
+
 def test_permission_that_it_can_do_without(api, cluster, config):
     api.denied.update(WANTED)
     with Operator(config) as operator:

@@ -332,6 +332,8 @@ static const right of_jobs = {"", "", "", "list watch", "get", ""};
 static const right of_jobs_of_v1 = {"", "", "", "list watch", "get delete", ""};
 static const right of_jobs_status = {"", "", "status", "update", "", ""};
 static const right of_others = {"", "", "", "list watch", "", ""};
+/* Nobody can give a launcher of MPIJob v1 a right that he has not, unless he may escalate. */
+static const right of_launchers = {"", "pods", "exec", "", "create", ""};
 
 enum { REVIEWS_MAX = 256, VERB_BYTES = 16 };
 
@@ -423,6 +425,12 @@ static void collect(reviews *r, const char *lease_space)
     }
     static const gr_kube_resource events = {"", "v1", "events"};
     static const gr_kube_resource leases = {"coordination.k8s.io", "v1", "leases"};
+    static const gr_kube_resource pods = {"", "v1", "pods"};
+    for (size_t i = 0; serve->kinds[i] != NULL; i++) {
+        if (serve->kinds[i] == &gr_mpijob_v1) {
+            add(r, &of_launchers, &pods, serve->options->space);
+        }
+    }
     (void)add_rows(r, &events, serve->options->space);
     if (serve->options->elects) {
         (void)add_rows(r, &leases, lease_space);
