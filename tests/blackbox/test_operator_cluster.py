@@ -149,23 +149,16 @@ def test_leader_is_killed_and_server_restarted_nothing_twice(cluster, config):
 
 
 # ---- Rights -------------------------------------------------------------------------------------
-def verbs_of_role():
-    """[(group, resource, verb)] of deploy/base, without what only gang scheduling and other kinds
-    of jobs need."""
-    found = []
-    for thing in recordings.documents((SOURCE / "deploy" / "base" / "role.yaml").read_text()):
-        for rule in thing["rules"]:
-            for what in rule["resources"]:
-                group = rule["apiGroups"][0]
-                is_ours = group in ("", "batch") and what not in ("serviceaccounts", "pods/exec") \
-                    or what.startswith("mpijobs")
-                if is_ours and not what.endswith("/finalizers"):
-                    found += [(group, what, verb) for verb in rule["verbs"]]
-    return sorted(set(found))
-
-
-# For kinds of training-operator alone.
-NOT_ASKED = {("kubeflow.org", "mpijobs", "delete"), ("", "services", "delete")}
+# What deploy/base permits for each kind, but for what it asks for kinds of training-operator alone.
+MPIJOB = {"mpijobs": "get list watch", "mpijobs/status": "update",
+          "pods": "get list watch create delete", "services": "get list watch create update",
+          "configmaps": "get list watch create update", "jobs/status": "update",
+          "secrets": "get list watch create update", "jobs": "get list watch create update",
+          "events": "create patch"}
+PYTORCHJOB = {"pytorchjobs": "get list watch delete", "pytorchjobs/status": "update",
+              "horizontalpodautoscalers": "get list watch create update delete",
+              "services": "delete"}
+GRADUSJOB = {"gradusjobs": "get list watch delete", "gradusjobs/status": "update"}
 
 
 def without(role, group, what, verb):
@@ -189,24 +182,25 @@ def can(cluster, verb, group, what):
                           check=False).stdout.strip() == "yes"
 
 
-def test_each_verb_that_is_taken_away_is_named(cluster, config):
+@pytest.mark.parametrize("kind, rights", [("mpijob.v2beta1", MPIJOB), ("pytorchjob", PYTORCHJOB),
+                                          ("gradusjob", GRADUSJOB)])
+def test_each_verb_that_is_taken_away_is_named(cluster, config, kind, rights):
     role = cluster.get("clusterrole", "gradus-operator")
     role["metadata"] = {"name": "gradus-operator"}
-    told = []
+    groups = {what: group for rule in role["rules"] for group in rule["apiGroups"]
+              for what in rule["resources"]}
     try:
-        for group, what, verb in verbs_of_role():
-            if (group, what, verb) in NOT_ASKED:
-                continue
+        for what, verb in [(what, verb) for what, verbs in rights.items()
+                           for verb in verbs.split()]:
+            group = groups[what]
             cluster.apply(without(role, group, what, verb), "replace")
             wait_until(lambda: not can(cluster, verb, group, what), f"no right to {verb} {what}")
-            with Operator(config, *FLAGS, "--enable-scheme", "mpijob.v2beta1") as operator:
+            with Operator(config, *FLAGS, "--enable-scheme", kind) as operator:
                 line = operator.wait_for(f'a role must allow .*"{verb}" on {what} of API group '
                                          f'"{group}"').string
                 if line.startswith("gradus: warning: "):
                     assert operator.stop() == 0
                 else:
                     assert operator.end() == 2
-            told.append((group, what, verb))
     finally:
         cluster.apply(role, "replace")
-    assert len(told) > 20
