@@ -204,10 +204,12 @@ static void complete_pod(gr_training *t, const gr_training_role *role, int64_t i
 static void keep_autoscaler(gr_training *t)
 {
     static const char api[] = "autoscaling/v2", kind[] = "HorizontalPodAutoscaler";
-    static const char *const keys[] = {"minReplicas", "maxReplicas", "metrics", NULL};
     json_t *policy = gr_object_at(t->look.job, "spec.elasticPolicy");
     json_t *metrics = json_object_get(policy, "metrics");
-    if (!json_is_array(metrics)) { /* an empty list: the cluster's own */
+    /* The API server puts its own in the place of an empty list. */
+    const char *const keys[] = {"minReplicas", "maxReplicas",
+                                json_array_size(metrics) > 0 ? "metrics" : NULL, NULL};
+    if (!json_is_array(metrics)) {
         return;
     }
     if (t->is_suspended) {

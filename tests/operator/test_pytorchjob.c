@@ -391,6 +391,9 @@ static void volcano_autoscaler_does_not_wait(void **state)
     settle(&c);
     assert_null(find(&c, "Pod", "train-worker-0"));
     assert_json(gr_object_at(find(&c, "HorizontalPodAutoscaler", "train"), "spec.metrics"), "[]");
+    set(find(&c, "HorizontalPodAutoscaler", "train"), "spec.metrics", "[{'type': 'Resource'}]");
+    look(&c); /* the API server has done that */
+    assert_writes(&c, "");
     set(c.job, "spec.runPolicy.suspend", "true");
     settle(&c);
     assert_null(find(&c, "HorizontalPodAutoscaler", "train"));
