@@ -624,15 +624,38 @@ static gr_status written(gr_controller *c, gr_controller_job *job, const json_t 
     return GR_OK;
 }
 
+/* Words of an event about an object that could not be made, as the reference has them. */
+static void name_refusal(const gr_controller_job *job, const json_t *object, char reason_out[64],
+                         char subject_out[GR_EVENT_BYTES])
+{
+    static const char suffix[] = "-launcher";
+    const char *kind = gr_object_text(object, "kind");
+    const char *name = gr_object_text(object, "metadata.name");
+    size_t length = strlen(name), tail = sizeof suffix - 1;
+    bool is_pod = strcmp(kind, "Pod") == 0;
+    bool is_launcher = strcmp(kind, "Job") == 0 ||
+                       (is_pod && length > tail && strcmp(name + length - tail, suffix) == 0);
+    if (strcmp(job->kind->kind, "MPIJob") != 0) {
+        snprintf(reason_out, 64, "FailedCreate%.50s", kind);
+        snprintf(subject_out, GR_EVENT_BYTES, "Error creating");
+        return;
+    }
+    snprintf(reason_out, 64, "MPIJobFailed");
+    if (is_pod || is_launcher) {
+        snprintf(subject_out, GR_EVENT_BYTES, "%s pod created failed",
+                 is_launcher ? "launcher" : "worker");
+    } else {
+        snprintf(subject_out, GR_EVENT_BYTES, "%s %s is not created", kind, name);
+    }
+}
+
 /* An object could not be made: the job's user is to know. */
 static gr_status tell_refused(gr_controller *c, const gr_controller_job *job, const json_t *answer)
 {
-    const json_t *object = gr_object_at(write_of(job), "object");
     const char *why = gr_object_text(answer, "message");
-    char reason[64], message[GR_EVENT_BYTES];
-    snprintf(reason, sizeof reason, "%sFailed", job->kind->kind);
-    snprintf(message, sizeof message, "%s %s is not created: %.900s",
-             gr_object_text(object, "kind"), gr_object_text(object, "metadata.name"),
+    char reason[64], subject[GR_EVENT_BYTES], message[GR_EVENT_BYTES];
+    name_refusal(job, gr_object_at(write_of(job), "object"), reason, subject);
+    snprintf(message, sizeof message, "%.110s: %.900s", subject,
              why != NULL && why[0] != '\0' ? why : "the API server refuses it");
     json_t *events =
         json_pack("[{s:s, s:s, s:s}]", "type", "Warning", "reason", reason, "message", message);

@@ -263,11 +263,15 @@ def test_objects_that_are_refused_are_told(api, cluster, operator):
     operator.ready()
     api.forbidden.append(("POST", "/pods$"))
     cluster.submit(mpi_job("a"))
-    api.wait(lambda: any("is not created" in one["message"] for one in cluster.events("a")),
-             "the event")
-    one = next(one for one in cluster.events("a") if "is not created" in one["message"])
-    assert one["message"] == ('Pod a-worker-0 is not created: pods is forbidden: User "test" '
-                              'cannot do this')
+    train = {"template": {"spec": {"containers": [{"name": "pytorch", "image": "i"}]}}}
+    api.put("kubeflow.org/v1/pytorchjobs",
+            {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "b"},
+             "spec": {"pytorchReplicaSpecs": {"Worker": train}}}, "team")
+    for name, reason, subject in (("a", "MPIJobFailed", "worker pod created failed"),
+                                  ("b", "FailedCreatePod", "Error creating")):
+        api.wait(lambda: any(one["reason"] == reason for one in cluster.events(name)), reason)
+        one = next(one for one in cluster.events(name) if one["reason"] == reason)
+        assert one["message"] == f'{subject}: pods is forbidden: User "test" cannot do this'
     operator.wait_for('a role must allow "create" on pods of API group "" in namespace team')
     api.forbidden.clear()
     cluster.complete("a")
