@@ -8,11 +8,11 @@ same processes on one host: an MLP 784-4096-4096-10, a CNN, ResNet-18 and a smal
 Each --python is an interpreter with a torch of its own. `shared` is Gradus with the hook
 gradus.torch.shared_buckets_hook, `hvd` its DistributedOptimizer, `horovod` that of Horovod, where
 it is installed (its thread looks for work all the time, in the turns of the others as well: compare
-it in a run of its own with --candidates hvd,horovod); `alone` is the same step without DDP, on all workers at once: what
-no exchange can be faster than. For each model one line of JSON: of each candidate the median of all
-steps in ms, the processor time of all workers for one step in ms (which other programs on the
-machine hardly change), switches to other processes, and how many times as long gloo took in the
-rounds: median, smallest and largest."""
+it in a run of its own with --candidates hvd,horovod). `alone` is the same step without DDP, on all
+workers at once: what no exchange can be faster than. For each model one line of JSON: of each
+candidate the median of all steps in ms, the processor time of all workers for one step in ms (which
+other programs on the machine hardly change), switches to other processes, and how many times as
+long gloo and Horovod took in the rounds: median, smallest and largest."""
 import argparse
 import json
 import os
