@@ -19,6 +19,13 @@ def test_torch_operations_of_all_types_are_what_one_process_computes(torch_ranks
     assert [line[0].split()[:2] for line in lines] == [[f"{count}.0", "True"]] * count
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("members", [(1, 2), (0, 2, 3)])
+def test_torch_operations_in_a_group_are_what_one_process_computes(torch_ranks, members):
+    lines = torch_ranks(4, OPERATIONS.read_text(), *members)
+    assert [line[0].split()[:2] for line in lines] == [["4.0", "True"]] * 4
+
+
 def test_torch_without_gradus_run_meets_by_the_store(torch_ranks):
     lines = torch_ranks(3, '''
         import os
