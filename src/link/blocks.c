@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "link/blocks.h"
 
+#include "base/memory.h"
+
 #include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum { HEAD_BYTES = 64 };
 _Static_assert(sizeof(gr_block) <= HEAD_BYTES, "the head keeps the memory aligned");
@@ -28,12 +29,10 @@ gr_status gr_block_alloc(gr_block *ring, size_t size_bytes, void **mem_out)
     if (size_bytes > SIZE_MAX / 2) {
         return GR_E_NO_MEMORY;
     }
-    size_t size = HEAD_BYTES + (size_bytes + 63) / 64 * 64;
-    gr_block *block = aligned_alloc(64, size);
+    gr_block *block = gr_zeros(HEAD_BYTES + size_bytes);
     if (block == NULL) {
         return GR_E_NO_MEMORY;
     }
-    memset(block, 0, size);
     block->previous = ring;
     block->next = ring->next;
     block->next->previous = block;

@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "base/fork.h"
+#include "base/memory.h"
 #include "link/frame.h"
 
 #include <ctype.h>
@@ -321,12 +322,10 @@ static const gr_link_ops *ops_of_socket(const gr_mesh *mesh, int fd)
 gr_link *gr_mesh_create_link(gr_mesh *mesh, const gr_link_ops *ops, int peer, int rails,
                              int64_t now)
 {
-    size_t size = (ops->link_bytes + 63) / 64 * 64;
-    gr_link *link = aligned_alloc(64, size);
+    gr_link *link = gr_zeros(ops->link_bytes);
     if (link == NULL) {
         return NULL;
     }
-    memset(link, 0, size);
     link->mesh = mesh;
     link->ops = ops;
     link->peer = peer;

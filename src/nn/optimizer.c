@@ -2,6 +2,7 @@
 #include "nn/optimizer.h"
 
 #include "base/fail.h"
+#include "base/memory.h"
 #include "base/number.h"
 #include "doc/config_node.h"
 #include "nn/passes.h"
@@ -308,9 +309,8 @@ gr_status gr_optimizer_create(const gr_optimizer_config *config, const gr_model 
     optimizer->config = *config;
     optimizer->model = model;
     size_t bytes = gr_model_values(model) * sizeof(float);
-    bytes = (bytes + 63) / 64 * 64;
     for (int i = 0; i < gr_optimizer_states(config); i++) {
-        optimizer->state[i] = aligned_alloc(64, bytes ? bytes : 64);
+        optimizer->state[i] = gr_zeros(bytes);
         if (!optimizer->state[i]) {
             gr_optimizer_destroy(optimizer);
             return gr_fail(
@@ -319,7 +319,6 @@ gr_status gr_optimizer_create(const gr_optimizer_config *config, const gr_model 
                 "a smaller model",
                 bytes >> 20, gr_optimizer_states(config));
         }
-        memset(optimizer->state[i], 0, bytes);
     }
     gr_optimizer_begin(optimizer, 0, config->learning_rate, 1.0f);
     *optimizer_out = optimizer;

@@ -2,6 +2,7 @@
 #include "train/evaluate.h"
 
 #include "base/fail.h"
+#include "base/memory.h"
 #include "train/train.h"
 #include "train/weights.h"
 
@@ -271,7 +272,7 @@ gr_status gr_eval_run(gr_job *job, const char *weights_path, gr_eval_result *res
     if (status != GR_OK) {
         return status;
     }
-    float *values = aligned_alloc(64, gr_model_values(evaluator->model) * sizeof *values + 64);
+    float *values = gr_zeros(gr_model_values(evaluator->model) * sizeof *values);
     if (values == NULL) {
         status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for the weights");
     } else {

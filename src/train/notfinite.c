@@ -2,6 +2,7 @@
 #include "train/strategy/strategy.h"
 
 #include "base/fail.h"
+#include "base/memory.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -83,8 +84,7 @@ gr_status gr_not_finite_find(gr_trainer *trainer, const float *values, uint64_t 
 {
     gr_trainer *t = trainer;
     /* The gradient vectors are on their way to the others; this one is for the search alone. */
-    size_t bytes = (gr_model_values(t->model) * sizeof(float) + 63) / 64 * 64;
-    float *scratch = aligned_alloc(64, bytes + 64);
+    float *scratch = gr_zeros(gr_model_values(t->model) * sizeof *scratch);
     if (scratch == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory to look for the NaN of step %llu",
                        (unsigned long long)step + 1);

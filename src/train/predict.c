@@ -2,6 +2,7 @@
 #include "train/predict.h"
 
 #include "base/fail.h"
+#include "base/memory.h"
 #include "nn/loss.h"
 #include "train/sample_reader.h"
 #include "train/weights.h"
@@ -176,16 +177,6 @@ static gr_status run_batches(prediction_run *r, double *probabilities, gr_diag *
     return GR_OK;
 }
 
-static void *floats(int64_t count)
-{
-    size_t bytes = ((size_t)count * sizeof(float) + 63) / 64 * 64;
-    void *memory = aligned_alloc(64, bytes);
-    if (memory != NULL) {
-        memset(memory, 0, bytes);
-    }
-    return memory;
-}
-
 static gr_status load(prediction_run *r, const gr_checkpoint *checkpoint, gr_diag *diag)
 {
     const gr_model_config config = {
@@ -194,11 +185,12 @@ static gr_status load(prediction_run *r, const gr_checkpoint *checkpoint, gr_dia
     if (status != GR_OK) {
         return status;
     }
-    r->values = floats((int64_t)gr_model_values(r->model) + 1);
-    r->x = floats(BATCH * r->inference.values);
-    r->outputs = floats(BATCH * r->inference.outputs);
-    r->targets = floats(BATCH * r->inference.outputs);
-    r->labels = floats(BATCH);
+    size_t values = (size_t)r->inference.values, outputs = (size_t)r->inference.outputs;
+    r->values = gr_zeros(gr_model_values(r->model) * sizeof *r->values);
+    r->x = gr_zeros(BATCH * values * sizeof *r->x);
+    r->outputs = gr_zeros(BATCH * outputs * sizeof *r->outputs);
+    r->targets = gr_zeros(BATCH * outputs * sizeof *r->targets);
+    r->labels = gr_zeros(BATCH * sizeof *r->labels);
     if (r->values == NULL || r->x == NULL || r->outputs == NULL || r->targets == NULL ||
         r->labels == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory to predict in batches of %d", BATCH);

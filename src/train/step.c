@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/memory.h"
 #include "coll/comm.h"
 #include "link/secret.h"
 
@@ -58,17 +59,13 @@ static gr_status make_model(gr_trainer *t, gr_diag *diag)
 
 static gr_status make_weights(gr_trainer *t, gr_diag *diag)
 {
-    size_t aligned = (t->length * sizeof(float) + 63) / 64 * 64;
-    t->values = aligned_alloc(64, aligned);
-    t->micro = t->job->config.micro_batches > 1 ? aligned_alloc(64, aligned) : NULL;
-    t->outer = t->job->outer.wanted ? calloc(1, aligned) : NULL;
+    size_t bytes = t->length * sizeof(float);
+    t->values = gr_zeros(bytes);
+    t->micro = t->job->config.micro_batches > 1 ? gr_zeros(bytes) : NULL;
+    t->outer = t->job->outer.wanted ? gr_zeros(bytes) : NULL;
     if (t->values == NULL || (t->job->config.micro_batches > 1 && t->micro == NULL) ||
         (t->job->outer.wanted && t->outer == NULL)) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the weights, %zu bytes", aligned);
-    }
-    memset(t->values, 0, aligned);
-    if (t->micro != NULL) {
-        memset(t->micro, 0, aligned);
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the weights, %zu bytes", bytes);
     }
     gr_model_init_weights(t->model, t->values);
     return GR_OK;
@@ -213,7 +210,7 @@ static gr_status warm_up(gr_trainer *t, gr_diag *diag)
 {
     gr_loader *loader = NULL;
     gr_loaded loaded;
-    float *gradients = aligned_alloc(64, (t->length * sizeof *gradients + 63) / 64 * 64);
+    float *gradients = gr_zeros(t->length * sizeof *gradients);
     t->gen.plan = (gr_shard_plan){.count = 1}; /* the first shard, whoever will have it */
     t->gen.assigned_shards = t->job->shards;
     gr_status status = gradients != NULL ? gr_trainer_load(t, 0, 1, &loader, diag)

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/memory.h"
 #include "base/thread.h"
 
 #include <pthread.h>
@@ -156,17 +157,16 @@ static void *run_thread(void *arg)
 
 static gr_status make_copies(gr_saver *s, gr_diag *diag)
 {
-    size_t bytes = (s->length * sizeof(float) + 63) / 64 * 64;
+    size_t bytes = s->length * sizeof(float);
     s->copy = s->source;
     for (int i = 0; i <= s->source.states; i++) {
-        s->copies[i] = aligned_alloc(64, bytes);
+        s->copies[i] = gr_zeros(bytes); /* touched now, not within a step */
         if (s->copies[i] == NULL) {
             return gr_fail(diag, GR_E_NO_MEMORY,
                            "no memory for checkpoints beside the training (%d copies of %zu MiB); "
                            "remove checkpoint: from the job, or use a smaller model",
                            s->source.states + 1, bytes >> 20);
         }
-        memset(s->copies[i], 0, bytes); /* now, not within a step */
     }
     s->copy.values = s->copies[0];
     for (int i = 0; i < s->source.states; i++) {

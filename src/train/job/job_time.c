@@ -3,10 +3,10 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/memory.h"
 #include "nn/threads.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 enum { ROUNDS = 3 }; /* the kernels are made in the first; the least time of the others counts */
 
@@ -19,16 +19,6 @@ typedef struct bench {
     int32_t *labels;
     gr_batch batch;
 } bench;
-
-static void *zeros(size_t count, size_t size_bytes)
-{
-    size_t bytes = (count * size_bytes + 63) / 64 * 64;
-    void *memory = aligned_alloc(64, bytes > 0 ? bytes : 64);
-    if (memory != NULL) {
-        memset(memory, 0, bytes);
-    }
-    return memory;
-}
 
 static gr_status make(const gr_job *job, bench *b, gr_diag *diag)
 {
@@ -47,11 +37,11 @@ static gr_status make(const gr_job *job, bench *b, gr_diag *diag)
     }
     size_t values = gr_model_values(b->model), samples = (size_t)job->micro_batch;
     size_t outputs = (size_t)gr_shape_count(gr_model_spec_output(job->spec));
-    b->values = zeros(values, sizeof *b->values);
-    b->gradients = zeros(values, sizeof *b->gradients);
-    b->x = zeros(samples * (size_t)gr_shape_count(&job->input), sizeof *b->x);
-    b->targets = zeros(samples * outputs, sizeof *b->targets);
-    b->labels = zeros(samples, sizeof *b->labels);
+    b->values = gr_zeros(values * sizeof *b->values);
+    b->gradients = gr_zeros(values * sizeof *b->gradients);
+    b->x = gr_zeros(samples * (size_t)gr_shape_count(&job->input) * sizeof *b->x);
+    b->targets = gr_zeros(samples * outputs * sizeof *b->targets);
+    b->labels = gr_zeros(samples * sizeof *b->labels);
     if (!b->values || !b->gradients || !b->x || !b->targets || !b->labels) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory to measure a step of the job");
     }

@@ -12,6 +12,7 @@
 #include "train/strategy/local.h"
 
 #include "base/fail.h"
+#include "base/memory.h"
 #include "coll/comm.h"
 #include "coll/reduce/reduce.h"
 #include "train/strategy/strategy.h"
@@ -89,7 +90,7 @@ static void leave(gr_trainer *t)
 static gr_status make_copy(const gr_trainer *t, int shard, copy *made, gr_diag *diag)
 {
     size_t bytes = values_bytes(gr_model_values(t->model));
-    made->values = aligned_alloc(64, bytes);
+    made->values = gr_zeros(bytes);
     if (made->values == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY,
                        "no memory for the weights of shard %d, %zu bytes: with strategy local each "
