@@ -70,6 +70,42 @@ static void dynamic_workers_know_themselves_and_the_servers(void **state)
     close_cluster(&c);
 }
 
+/* Where the reference does otherwise: see docs/kubernetes.md. */
+static void role_of_no_replicas_and_port_without_name_make_nothing(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, "{'Worker': " ROLE("2") ", 'Evaluator': " ROLE("0") "}");
+    set(c.job, "spec.enableDynamicWorker", "true");
+    set(gr_object_at(c.job, "spec.tfReplicaSpecs"), "Worker.template.spec.containers",
+        "[{'name': 'tensorflow', 'image': 'i', 'ports': [{'containerPort': 8080},"
+        "  {'containerPort': 6006, 'name': 'board'}]}]");
+    settle(&c);
+    assert_null(find(&c, "Pod", "train-evaluator-0"));
+    assert_json(gr_object_at(find(&c, "Service", "train-worker-0"), "spec.ports"),
+                "[{'name': 'board', 'port': 6006, 'targetPort': 6006},"
+                " {'name': 'tfjob-port', 'port': 2222, 'targetPort': 2222}]");
+    assert_config(&c, "train-worker-0",
+                  "{\"cluster\":{\"worker\":{\"0\":\"train-worker-0.lab.svc:2222\"},\"ps\":[]},"
+                  "\"task\":{\"type\":\"worker\",\"index\":0}}");
+    close_cluster(&c);
+}
+
+static void pod_group_of_volcano_counts_limits_of_what_is_not_requested(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, "{'Worker': " ROLE("2") "}");
+    c.gang_scheduler = "volcano";
+    set(gr_object_at(c.job, "spec.tfReplicaSpecs"), "Worker.template.spec.containers",
+        "[{'name': 'tensorflow', 'image': 'i', 'resources': {'requests': {'cpu': '500m'},"
+        "  'limits': {'cpu': 2, 'x/gpu': 1}}}]");
+    settle(&c);
+    assert_json(gr_object_at(find(&c, "PodGroup", "train"), "spec"),
+                "{'minMember': 2, 'queue': 'default', 'minResources': {'cpu': '1', 'x/gpu': '2'}}");
+    close_cluster(&c);
+}
+
 static void worker_alone_has_no_tf_config(void **state)
 {
     (void)state;
@@ -173,6 +209,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(roles_know_each_other_by_tf_config),
         cmocka_unit_test(dynamic_workers_know_themselves_and_the_servers),
+        cmocka_unit_test(role_of_no_replicas_and_port_without_name_make_nothing),
+        cmocka_unit_test(pod_group_of_volcano_counts_limits_of_what_is_not_requested),
         cmocka_unit_test(worker_alone_has_no_tf_config),
         cmocka_unit_test(success_policy_all_workers_waits_for_all),
         cmocka_unit_test(worker_failed_job_failed_unless_workers_are_dynamic),
