@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "coll/comm_internal.h"
+#include "coll/plan/cut.h"
 #include "coll/plan/traits.h"
 #include "coll/reduce/reduce.h"
 
@@ -123,6 +124,17 @@ const char *gr_comm_algorithm_name(gr_comm *comm, const gr_call *call)
     return choice.algorithm != NULL ? choice.algorithm->name : "none";
 }
 
+/* A power of two, so that there are few schedules; 0: every block may have something. */
+static uint32_t lines_of(const gr_comm *comm, const gr_coll_args *args)
+{
+    size_t bytes = args->all_elements * gr_dtype_bytes(args->call->dtype);
+    uint32_t lines = 1;
+    while (lines * GR_CUT_LINE_BYTES < bytes && lines < (uint32_t)comm->size) {
+        lines *= 2;
+    }
+    return args->uneven || args->by_block || lines >= (uint32_t)comm->size ? 0 : lines;
+}
+
 /* A plan, or what runs in shared memory. */
 static gr_status find_program(gr_comm *comm, const gr_coll_args *args, bool keep,
                               gr_exec_request *request, gr_diag *diag)
@@ -138,6 +150,7 @@ static gr_status find_program(gr_comm *comm, const gr_coll_args *args, bool keep
     if (!choice.algorithm->plan) {
         return gr_comm_shm_prepare(comm, args, keep, request, diag);
     }
+    shape.lines = lines_of(comm, args);
     gr_scaling scaling = {.contributions = request->prescale != 1,
                           .result = request->divisor > 1 || request->postscale != 1};
     return gr_schedules_get(&comm->schedules, choice.algorithm, &shape, scaling,

@@ -190,6 +190,8 @@ static gr_status start_next(world *w, int rank)
     const call *c = &w->calls[r->started];
     gr_plan_shape shape = shape_of(c, rank, w->size);
     bool blocks = has_block_each(shape.coll);
+    size_t bytes = c->count * gr_dtype_bytes(c->dtype);
+    shape.lines = blocks || c->count % 2 ? 0 : (uint32_t)((bytes + 63) / 64);
     bool scale = c->op == GR_AVERAGE &&
                  (shape.coll == GR_COLL_ALLREDUCE || shape.coll == GR_COLL_REDUCE_SCATTER);
     gr_exec_request request = {.user = r->user[r->started],

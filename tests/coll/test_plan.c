@@ -348,6 +348,34 @@ static void test_buffers_of_each_collective(void **unused)
     assert_int_equal(plan.input_slots, 2);
 }
 
+/* A rank whose block is empty sends its part to the first rank and gets the sum; signals stay. */
+static void test_steps_of_empty_blocks_are_left_out(void **unused)
+{
+    (void)unused;
+    const gr_algorithm *direct = gr_algorithm_find(GR_COLL_ALLREDUCE, "direct");
+    gr_plan_shape shape = {
+        .coll = GR_COLL_ALLREDUCE, .rank = 2, .world_size = 4, .shards = 4, .lines = 1};
+    gr_plan plan;
+    gr_plan_emit(direct, &shape, &plan);
+    gr_plan_scale_result(&plan);
+    gr_plan_signal(&plan, 3);
+    uint32_t all = plan.step_count;
+    gr_plan_drop_empty(&plan);
+    assert_int_equal(gr_plan_finish(&plan), GR_OK);
+    assert_true(plan.step_count == 4 && all > 4);
+    assert_true(plan.steps[0].kind == GR_STEP_SEND && plan.steps[0].peer == 0);
+    assert_true(plan.steps[1].kind == GR_STEP_RECV && plan.steps[1].peer == 0);
+    assert_int_equal(plan.steps[2].kind, GR_STEP_SCALE);
+    assert_int_equal(plan.steps[3].kind, GR_STEP_SIGNAL);
+    gr_plan_fini(&plan);
+    shape.lines = 0; /* not known: all may have something */
+    gr_plan_emit(direct, &shape, &plan);
+    uint32_t before = plan.step_count;
+    gr_plan_drop_empty(&plan);
+    assert_int_equal(plan.step_count, before);
+    gr_plan_fini(&plan);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -362,6 +390,7 @@ int main(void)
         cmocka_unit_test(test_inputs_are_only_read),
         cmocka_unit_test(test_buffers_of_each_collective),
         cmocka_unit_test(test_dependencies_stay_linear_in_the_steps),
+        cmocka_unit_test(test_steps_of_empty_blocks_are_left_out),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

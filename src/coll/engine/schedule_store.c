@@ -26,7 +26,7 @@ static bool is_it(const gr_schedules_entry *entry, const gr_algorithm *algorithm
 {
     return entry->algorithm == algorithm && entry->root == shape->root &&
            entry->shards == shape->shards && entry->out_of_place == shape->out_of_place &&
-           entry->uneven == shape->uneven &&
+           entry->uneven == shape->uneven && entry->lines == shape->lines &&
            entry->scaling.contributions == scaling.contributions &&
            entry->scaling.result == scaling.result;
 }
@@ -53,6 +53,7 @@ static gr_status make_program(const gr_algorithm *algorithm, const gr_plan_shape
     if (scaling.result) {
         gr_plan_scale_result(&plan);
     }
+    gr_plan_drop_empty(&plan);
     gr_status status = gr_plan_finish(&plan);
     if (status == GR_OK) {
         status = gr_schedule_create(&plan, program_out, diag);
@@ -115,6 +116,7 @@ gr_status gr_schedules_get(gr_schedules *schedules, const gr_algorithm *algorith
                              .shards = shape->shards,
                              .out_of_place = shape->out_of_place,
                              .uneven = shape->uneven,
+                             .lines = shape->lines,
                              .scaling = scaling,
                              .schedule = schedule};
     *program_out = schedule;

@@ -18,6 +18,7 @@ typedef struct gr_schedules_entry {
     const gr_algorithm *algorithm;
     int root, shards;
     bool out_of_place, uneven;
+    uint32_t lines;
     gr_scaling scaling;
     gr_schedule *schedule;
 } gr_schedules_entry;

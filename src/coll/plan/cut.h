@@ -10,6 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+enum { GR_CUT_LINE_BYTES = 64 };
+
 /* Block b has `block_units` units, one more if b < `block_extra`; the last one ends with the
  * buffer, so that the last blocks of a small buffer are empty. */
 typedef struct gr_cut {
@@ -21,7 +23,7 @@ typedef struct gr_cut {
  * lines, so that no two ranks write to one line. */
 static inline gr_cut gr_cut_evenly(size_t total_bytes, size_t blocks, size_t element_bytes)
 {
-    const size_t line_bytes = 64;
+    const size_t line_bytes = GR_CUT_LINE_BYTES;
     bool equal = element_bytes > 0;
     size_t units =
         equal ? total_bytes / element_bytes : (total_bytes + line_bytes - 1) / line_bytes;

@@ -218,6 +218,24 @@ void gr_plan_scale_result(gr_plan *plan)
     }
 }
 
+static bool moves_nothing(const gr_step *step, uint32_t filled)
+{
+    bool whole = step->kind == GR_STEP_SIGNAL || step->kind == GR_STEP_AWAIT;
+    return !whole && (step->kind == GR_STEP_SEND ? step->a : step->dst).block >= filled;
+}
+
+void gr_plan_drop_empty(gr_plan *plan)
+{
+    uint32_t filled = plan->shape.lines; /* with fewer lines than blocks the first have one each */
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < plan->step_count && filled > 0; i++) {
+        if (!moves_nothing(&plan->steps[i], filled)) {
+            plan->steps[kept++] = plan->steps[i];
+        }
+    }
+    plan->step_count = filled > 0 ? kept : plan->step_count;
+}
+
 /* ---- Finishing ------------------------------------------------------------------------------- */
 /* What has happened to one operand so far: who wrote it last, and who has read that since (a chain
  * through derive.reads). Each step enters each chain once and leaves it once: linear time. */

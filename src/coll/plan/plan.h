@@ -85,6 +85,7 @@ typedef struct gr_plan_shape {
     bool out_of_place; /* contributions lie in GR_SPACE_INPUT and stay as they are */
     bool uneven;       /* blocks have sizes of their own (counts by rank); some may be empty */
     bool shared;       /* the ranks reach each other's memory (shm_coll.h) */
+    uint32_t lines;    /* of a buffer that is cut on cache lines: no more of them; 0: not known */
     const gr_topology *topology; /* NULL: all on one host */
 } gr_plan_shape;
 
@@ -129,6 +130,8 @@ void gr_plan_await(gr_plan *plan, int peer);
  * the result. */
 void gr_plan_scale_contributions(gr_plan *plan, bool from_input);
 void gr_plan_scale_result(gr_plan *plan);
+/* Leaves out the steps of blocks that get none of the shape's lines: they would move nothing. */
+void gr_plan_drop_empty(gr_plan *plan);
 /* Numbers the messages and derives the dependencies. */
 gr_status gr_plan_finish(gr_plan *plan) GR_MUST_CHECK;
 
