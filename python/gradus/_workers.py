@@ -8,7 +8,8 @@ import sys
 import threading
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from ._jobs import Job, JobError, Place, settings_of, threads_of
+from ._jobs import Job, JobError, threads_of
+from ._place import Place, settings_of
 from ._process import Deadline
 from .errors import Error, InvalidError, TimeoutError
 
