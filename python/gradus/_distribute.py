@@ -3,9 +3,10 @@
 import os
 import sys
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from . import _process, _run
+from ._place import Place
 
 _VARIABLE = "_GRADUS_PROGRESS"  # no setting of the library: workers whose reports are read have it
 _REPORT_S = 0.1  # between two reports of a worker
@@ -33,7 +34,7 @@ def progress(step: int, total: Optional[int] = None, **values: float) -> None:
     if now < _next_s and step != total:
         return
     _next_s = now + _REPORT_S
-    _process.report(rank=int(os.environ["GRADUS_RANK"]), step=int(step),
+    _process.report(rank=int(os.environ.get("GRADUS_RANK") or os.environ["RANK"]), step=int(step),
                     total=None if total is None else int(total),
                     values={name: float(value) for name, value in values.items()})
 
@@ -167,19 +168,19 @@ def _make_board() -> Board:
 
 
 def distribute(fn: Callable[..., Any], args: Sequence[Any] = (),
-               kwargs: Optional[Dict[str, Any]] = None, workers: int = 4, *,
-               flags: Sequence[str] = (), env: Optional[Dict[str, str]] = None) -> List[Any]:
-    """Runs fn(*args, **kwargs) on so many workers of this host, as gradus.run does, and shows how
-    far they are: a progress bar, and the numbers that they report by gradus.progress(). In a
-    notebook it stands below the cell, on a terminal it is a line, elsewhere a line for each tenth.
+               kwargs: Optional[Dict[str, Any]] = None, workers: Optional[int] = 4, *,
+               flags: Sequence[str] = (), env: Optional[Mapping[str, str]] = None,
+               **place: Any) -> List[Any]:
+    """Runs fn(*args, **kwargs) on so many workers, as gradus.run does, and shows how far they are:
+    a progress bar, and the numbers that they report by gradus.progress(). In a notebook it stands
+    below the cell, on a terminal it is a line, elsewhere a line for each tenth.
 
     Returns the results in the order of the ranks. Everything else is as in gradus.run: arguments,
-    exceptions, Ctrl-C (in a notebook: interrupt the kernel)."""
+    also those that say where it runs (hosts, slurm, namespace, context, image, ...), exceptions,
+    Ctrl-C (in a notebook: interrupt the kernel)."""
     board = _make_board()
-
-    def start(words: Sequence[str], environment: Dict[str, str]) -> _process.Process:
-        return _process.Process(words, environment, on_report=board.take, on_show=board.clear)
     try:
-        return _run.call(fn, args, kwargs, workers, flags, {**(env or {}), _VARIABLE: "1"}, start)
+        return _run.call(fn, args, kwargs, workers, flags, {**(env or {}), _VARIABLE: "1"},
+                         Place(**place), board.take, board.clear)
     finally:
         board.end()

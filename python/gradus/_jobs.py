@@ -7,7 +7,6 @@ import signal
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from . import _specification
-from ._command import program
 from ._place import Place, make_name, sentence_of, settings_of
 from ._process import Process, environment, errors_of
 from .errors import Error, InvalidError, Status, TimeoutError
@@ -41,7 +40,7 @@ class Job:
                  env: Optional[Mapping[str, str]] = None, cwd: Optional[str] = None,
                  **more: Any) -> None:
         self.name, self._place, self._stopped = name, place, False
-        self._process = Process([program(), *words], environment(dict(env or {})), cwd=cwd, **more)
+        self._process = Process(words, environment(dict(env or {})), cwd=cwd, **more)
 
     def __repr__(self) -> str:
         return f"<gradus.jobs.Job {self.name}: {self.state()}>"
@@ -153,7 +152,7 @@ def train(train_specification: _specification.Specification,
           distribution_specification: Optional[Mapping[str, Any]] = None, *,
           namespace: Optional[str] = None, context: Optional[str] = None,
           kubeconfig: Optional[str] = None, flags: Sequence[str] = (),
-          env: Optional[Mapping[str, str]] = None, wait: bool = True) -> Job:
+          env: Optional[Mapping[str, str]] = None, wait: bool = True, **place: Any) -> Job:
     """Starts a job, shows what its workers write, and waits until it has ended well.
 
     train_specification         what each worker runs: a function, whose text travels, so that it
@@ -167,31 +166,33 @@ def train(train_specification: _specification.Specification,
                                 worker_cpus, worker_memory, worker_gpus, number_of_ps,
                                 launcher_cpus, image, name, code and the other keys of gradus
                                 submit, which docs/reference.md lists
-    namespace, context,         one of them: the job goes to that cluster, otherwise it runs here
+    namespace, context,         one of them: the job goes to that cluster
     kubeconfig
-    flags                       more words for gradus run (["-H", "host1:4,host2:4"]), or for gradus
-                                submit (["--volume", "pvc:data:/data"])
-    env                         more variables of the workers
+    flags                       more words for gradus run (["--cores", "0-3"]), or for gradus submit
+                                (["--volume", "pvc:data:/data"])
+    env                         more variables of the workers, on all hosts
     wait                        False: returns at once
+    place                       without a cluster it runs here, or on other hosts: hosts, hostfile,
+                                slurm, ssh_port and the other arguments of gradus.run that say where
 
-    Returns the Job. On this host MPI has number_of_workers x slots_per_worker ranks, TF the roles
-    of --roles, and worker_cpus says how many threads a worker has; memory, GPUs, images and the
-    launcher's share mean nothing there. All kinds find RANK, WORLD_SIZE, MASTER_ADDR, ....
+    Returns the Job. Without a cluster MPI has number_of_workers x slots_per_worker ranks, TF the
+    roles of --roles, and worker_cpus says how many threads a worker has; memory, GPUs, images and
+    the launcher's share mean nothing there. All kinds find RANK, WORLD_SIZE, MASTER_ADDR, ....
 
     Raises JobError: the job failed. InvalidError: a key or a value is wrong; nothing has
     started."""
-    place = Place(namespace, context, kubeconfig)
+    there = Place(namespace, context, kubeconfig, operation="train", **place)
     distribution = dict(distribution_specification or {})
-    words = _specification.words_of(train_specification, train_parameters or {},
-                                    _specification.interpreter(place.is_cluster))
+    words = _specification.words_of(train_specification, train_parameters or {}, there.python)
     name = str(distribution.get("name") or make_name(_stem(train_specification)))
     distribution["name"] = name
-    if place.is_cluster:
-        pairs = [word for key, value in (env or {}).items() for word in ("-e", f"{key}={value}")]
-        job = Job(name, place, ["submit", "--follow", *settings_of(distribution), *pairs,
-                                *place.flags, *flags, "--", *words])
+    env = {**there.env, **(env or {})}
+    if there.is_cluster:
+        job = Job(name, there, [*there.submit_words(distribution, env), *flags, "--", *words])
     else:
-        job = Job(name, place, ["run", "--name", name, *flags_here(distribution), *flags, "--",
+        here = flags_here(distribution)
+        count = int(here[here.index("-np") + 1]) if "-np" in here else None
+        job = Job(name, there, [*there.run_words(count, env), "--name", name, *here, *flags, "--",
                                 *words], env, _code_folder(distribution))
     if wait:
         job.wait()

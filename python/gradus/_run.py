@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A function becomes a job of this host: gradus.run, and what its workers do."""
+"""A function becomes a job: gradus.run, and what its workers do."""
+import base64
+import contextlib
 import os
 import pathlib
 import pickle
 import re
+import secrets
+import signal
 import sys
 import tempfile
 import time
 import traceback
-from typing import Any, Callable, Dict, List, Optional, Sequence
+import zlib
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from ._command import program
-from ._process import Process, environment
+from . import _process
+from ._place import Place, make_name, sentence_of
 from .errors import Error, InvalidError
 
 try:
@@ -21,6 +26,33 @@ except ImportError:
 
 # What follows from another rank's failure, and is not its cause.
 FOLLOWS = ("PeerLostError", "BrokenError", "AbortedError")
+
+_VARIABLE = "_GRADUS_CALL_"  # and a number: the parts of a function that goes to other hosts
+_PART = 96 << 10  # bytes of one; Linux takes 128 KiB
+_CALL_BYTES = 600 << 10  # of a function, packed: what an environment and a ConfigMap carry
+_RESULT_BYTES = 32 << 20  # of a result that comes back from other hosts, packed
+_POD_RESULT_BYTES = 4 << 20  # from a cluster, which keeps 10 MiB of what a pod writes
+_LINE = 2304  # bytes of a result in one line, which is one write of 4096 bytes at most
+
+# Sentences of gradus submit on an image that no time will bring.
+_HOPELESS = re.compile(r"^gradus: .*(?:waits for its image .*(?:not found|unknown|denied|"
+                       r"unauthorized|does not exist)|cannot start: (?:InvalidImageName|"
+                       r"ErrImageNeverPull))", re.I)
+
+# Words of Python in front of a worker, where it may lack what it needs.
+_WORKER = """\
+import sys
+if "%d.%d" % sys.version_info[:2] != "{version}":
+    sys.exit("gradus.run: %s is Python %d.%d, and the function comes from {version}, whose code "
+             "it cannot read; take an image, or executable=, of that version"
+             % (sys.executable, *sys.version_info[:2]))
+try:
+    from gradus import _run
+except Exception as error:
+    sys.exit("gradus.run: %s has no gradus (%s); install the wheel where the workers run, or name "
+             "an image that has it" % (sys.executable, error))
+_run.work()
+"""
 
 
 class RankError(Error):
@@ -35,35 +67,82 @@ class RankError(Error):
 
 
 def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Dict[str, Any]] = None,
-        num_proc: int = 1, *, flags: Sequence[str] = (),
-        env: Optional[Dict[str, str]] = None) -> List[Any]:
-    """Runs fn(*args, **kwargs) on `num_proc` processes of this host, by `gradus run`, and returns
-    their results in the order of the ranks. Each may make a gradus.Communicator(), or torch's
-    process group.
+        num_proc: Optional[int] = None, *, flags: Sequence[str] = (),
+        env: Optional[Mapping[str, str]] = None, **place: Any) -> List[Any]:
+    """Runs fn(*args, **kwargs) on `num_proc` processes, and returns their results in the order of
+    the ranks: on this host, on others by ssh, on the nodes of a Slurm job, or on a Kubernetes
+    cluster. Each may make a gradus.Communicator(), or torch's process group.
 
-    fn     travels with its arguments by cloudpickle where that is installed, and so do lambdas and
-           functions of a notebook; else by pickle, which wants a function of a module that can be
-           imported. They lie in a file that only this user can read, and never pass a network
-    flags  more words for `gradus run` (["--cores", "0-3"])
-    env    more of the environment of the ranks
+    fn         travels with its arguments by cloudpickle where that is installed, and so do lambdas
+               and functions of a notebook; else by pickle, which wants a function of a module that
+               can be imported
+    num_proc   otherwise 1, and with hosts, hostfile or slurm one for each slot there
+    flags      more words for `gradus run` (["--cores", "0-3"]), or `gradus submit` on a cluster
+               (["--memory", "4Gi"])
+    env        more of the environment of the ranks, on all hosts
 
-    What the ranks write is shown as `gradus run` shows it. Ctrl-C ends the job, a second one at
-    once.
+    Where it runs; with none of these on this host, or on the nodes of the Slurm job in which the
+    program runs:
 
-    Raises RankError, a gradus.Error: the first rank that failed ends the others; it has the rank's
-    traceback. InvalidError: the function, or a result, cannot be pickled; num_proc is less than 1.
-    NotFoundError: no command."""
-    return call(fn, args, kwargs, num_proc, flags, env, Process)
+    hosts              "host1:4,host2:4", by ssh; `hostfile`: a file with lines "host1 slots=4"
+    slurm              True, or words of salloc ("-N 2 -p batch"): in a Slurm job of its own
+    namespace          one of these: on a cluster, by `gradus submit`; of the context, if not given
+    context            of the kubeconfig; otherwise its current one
+    kubeconfig         a file; otherwise KUBECONFIG, else ~/.kube/config
+    image              of its pods; it has the wheel, and this version of Python
+
+    ssh_port, ssh_identity_file, start_timeout (seconds), network_interfaces (names), verbose,
+    output_filename (a folder), executable, host_discovery_script and slots are as in horovod.run,
+    for `gradus run`; use_gloo, use_mpi, mpi_args, disable_cache and cooldown_range mean nothing.
+    With min_num_proc the job goes on without workers that are lost, with reset_limit each is
+    started again so often, and with max_num_proc others may come: the results are those of the
+    workers that ended well, in their order.
+
+    On this host the function lies in a file that only this user can read. To other hosts it goes
+    over ssh or Slurm, to a cluster through the API server; results come back the same way.
+
+    What the ranks write is shown as `gradus run` shows it. Ctrl-C ends the job wherever it runs, a
+    second one at once.
+
+    Raises RankError, a gradus.Error: the first rank that failed, or was lost, ends the others; it
+    has the rank's traceback. InvalidError: an argument is wrong, a host or the cluster cannot be
+    reached, or the function cannot be pickled. NotFoundError: no command."""
+    return call(fn, args, kwargs, num_proc, flags, env, Place(**place))
 
 
 def call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Optional[Dict[str, Any]],
-         num_proc: int, flags: Sequence[str], env: Optional[Dict[str, str]],
-         start: Callable[..., Process]) -> List[Any]:
-    """What run() does; start(words, environment) starts the command."""
-    if num_proc < 1:
+         num_proc: Optional[int], flags: Sequence[str], env: Optional[Mapping[str, str]],
+         place: Place, on_report: Callable[[Dict[str, Any]], None] = lambda values: None,
+         on_show: Callable[[], None] = lambda: None) -> List[Any]:
+    """What run() does; the workers' reports go to on_report."""
+    if num_proc is not None and num_proc < 1:
         raise InvalidError(f"num_proc is {num_proc}; it is 1 or more", operation="run")
+    is_remote = place.is_remote(flags)
+    if num_proc is None and not place.names_hosts(flags):
+        num_proc = 1
+    job = _pickle(fn, args, kwargs, place, is_remote)
+    env = {**place.env, **(env or {})}
+    results = _Results(on_report)
+    start = {"on_report": results.take, "on_show": on_show}
+    with tempfile.TemporaryDirectory(prefix="gradus-run-") as name:  # of mode 0700
+        folder = pathlib.Path(name)
+        if place.is_cluster:
+            process = _submit(fn, job, num_proc or 1, flags, env, place, folder, start)
+        else:
+            process = _start(job, num_proc, flags, env, place, None if is_remote else folder, start)
+        if not is_remote:
+            results.of_ranks = {int(path.suffix[1:]): pickle.loads(path.read_bytes())
+                                for path in folder.glob("result.*[0-9]")}
+    elastic = bool({*place.run_flags, *flags} & {"--min-workers", "--restarts"})
+    return _judge(results.of_ranks, process, num_proc, elastic)
+
+
+def _pickle(fn: Callable[..., Any], args: Sequence[Any], kwargs: Optional[Dict[str, Any]],
+            place: Place, is_remote: bool) -> bytes:
+    """The function with its arguments; packed, if it goes to other hosts."""
     try:
-        job = _pickler.dumps((fn, tuple(args), dict(kwargs or {})))
+        with _by_value() if place.is_cluster else contextlib.nullcontext():
+            job = _pickler.dumps((fn, tuple(args), dict(kwargs or {})))
     except Exception as error:
         raise InvalidError(f"{fn!r} or its arguments cannot be pickled: {error}"
                            + ("" if _pickler is not pickle else "; cloudpickle (Debian: "
@@ -72,31 +151,150 @@ def call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Optional[Dict[str,
         raise InvalidError(f"{fn!r} is a function of the program itself, which pickle cannot "
                            "carry; move it to a module, or install cloudpickle (Debian: "
                            "python3-cloudpickle)", operation="run")
-    with tempfile.TemporaryDirectory(prefix="gradus-run-") as name:  # of mode 0700
-        folder = pathlib.Path(name)
+    if is_remote:
+        job = zlib.compress(job)
+        if len(job) > _CALL_BYTES:
+            raise InvalidError(
+                f"the function with its arguments has {len(job) >> 10} KiB when it is packed, and "
+                f"{_CALL_BYTES >> 10} KiB go to other hosts; let it read large data from a file or "
+                "a volume", operation="run")
+    return job
+
+
+@contextlib.contextmanager
+def _by_value() -> Iterator[None]:
+    """What modules of the program define travels with the function, as far as it uses that: pods
+    have none of them. Installed ones they are to have."""
+    own = []
+    if hasattr(_pickler, "register_pickle_by_value"):
+        own = [module for name, module in list(sys.modules.items())
+               if name not in ("__main__", "__mp_main__") and _is_own(module)]
+    for module in own:
+        _pickler.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in own:
+            _pickler.unregister_pickle_by_value(module)
+
+
+def _is_own(module: Any) -> bool:
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str) or not file.endswith(".py"):
+        return False
+    path = pathlib.Path(file).absolute()
+    return not {"site-packages", "dist-packages"} & {*path.parts} and not any(
+        one in path.parents for one in (pathlib.Path(os.__file__).parent,
+                                        pathlib.Path(__file__).absolute().parent))
+
+
+def _words(place: Place, *arguments: str) -> List[str]:
+    return [place.python, "-c", _WORKER.format(version="%d.%d" % sys.version_info[:2]), *arguments]
+
+
+def _start(job: bytes, num_proc: Optional[int], flags: Sequence[str], env: Mapping[str, str],
+           place: Place, folder: Optional[pathlib.Path], start: Mapping[str, Any]
+           ) -> _process.Process:
+    """By `gradus run`, until it has ended. The function goes by the folder, or, to other hosts, by
+    the environment, which no other user sees and no command line shows."""
+    if folder is not None:
         _write(folder / "job", job)
-        words = [program(), "run", "-np", str(num_proc), "--outlive", "0", *flags, "--",
-                 sys.executable, "-c", "from gradus import _run; _run.work()", str(folder)]
-        process = start(words, environment(env))
-        code = process.finish()
-        results = {rank: _read(folder / f"result.{rank}") for rank in range(num_proc)}
-        return _judge(results, code, list(process.errors), num_proc)
+        parts, how = {}, str(folder)
+    else:
+        text = base64.b64encode(job).decode()
+        parts = {f"{_VARIABLE}{at // _PART}": text[at:at + _PART]
+                 for at in range(0, len(text), _PART)}
+        how = "environment"
+    words = place.run_words(num_proc, env)
+    if parts:
+        words += ["--export", f"{_VARIABLE}*"]
+    count = ["-np", str(num_proc)] if num_proc else []
+    words += [*count, "--outlive", "0", *flags, "--", *_words(place, how)]
+    process = _process.Process(words, _process.environment({**env, **parts}), **start)
+    process.finish()
+    return process
 
 
-def _judge(results: Dict[int, Any], code: int, lines: Sequence[str], num_proc: int) -> List[Any]:
+def _submit(fn: Callable[..., Any], job: bytes, num_proc: int, flags: Sequence[str],
+            env: Mapping[str, str], place: Place, folder: pathlib.Path, start: Mapping[str, Any]
+            ) -> _process.Process:
+    """By `gradus submit`, until it has ended; nothing of it stays on the cluster."""
+    _write(folder / "call", job)
+    name = make_name(getattr(fn, "__name__", "").strip("<>") or "run")
+    settings = {"name": name, "number_of_workers": num_proc, "code": str(folder / "call")}
+    words = [*place.submit_words(settings, env), *flags, "--", *_words(place, "call")]
+    process = _process.Process(words, _process.environment(), on_error=_end_if_hopeless, **start)
+    try:
+        process.finish()
+    finally:
+        if process.code != 2:  # else it has not been sent
+            with contextlib.suppress(Error):
+                place.ask("stop", name, operation="run")
+    return process
+
+
+def _end_if_hopeless(process: _process.Process, line: str) -> None:
+    """A cluster would try again for ever."""
+    if _HOPELESS.search(line):
+        process.signal(signal.SIGINT)
+
+
+class _Results:
+    """What the workers report at their end, in parts; other reports are passed on."""
+
+    def __init__(self, on_report: Callable[[Dict[str, Any]], None]) -> None:
+        self.of_ranks: Dict[int, Dict[str, Any]] = {}
+        self._on_report = on_report
+        self._parts: Dict[Tuple[int, str], Dict[int, bytes]] = {}  # by rank and worker
+
+    def take(self, report: Dict[str, Any]) -> None:
+        """A worker that was started again begins again."""
+        if "result" not in report:
+            self._on_report(report)
+            return
+        key = report["rank"], report["result"]
+        parts = self._parts.setdefault(key, {})
+        parts[report["part"]] = base64.b64decode(report["data"])
+        if len(parts) == report["of"]:
+            whole = b"".join(parts[at] for at in range(report["of"]))
+            self.of_ranks[report["rank"]] = pickle.loads(zlib.decompress(whole))
+            del self._parts[key]
+
+
+def _judge(results: Mapping[int, Dict[str, Any]], process: _process.Process,
+           num_proc: Optional[int], elastic: bool) -> List[Any]:
     """The results, or the error of the rank that failed first."""
+    code, told = process.code or 0, sentence_of("\n".join(process.errors))
+    there = dict(sorted(results.items()))
+    good = {rank: result for rank, result in there.items() if result["ok"]}
+    if code == 0 and elastic and good:
+        return [pickle.loads(result["value"]) for result in good.values()]
     failed = [(result["kind"] in FOLLOWS, result["at"], rank, result)
-              for rank, result in results.items() if result and not result["ok"]]
-    silent = re.findall(r"^gradus: rank (\d+) \(pid \d+\) was killed by .*", "\n".join(lines), re.M)
-    if failed and not (silent and all(entry[0] for entry in failed)):
+              for rank, result in there.items() if not result["ok"]]
+    silent = re.findall(r"^rank (\d+) \(pid \d+.*?\) was (?:killed by|lost with)|"
+                        r"^worker (\d+) \(pod ", told, re.M)
+    lost = [int(one or other) for one, other in silent if int(one or other) not in there]
+    if failed and not (lost and all(entry[0] for entry in failed)):
         _, _, rank, result = min(failed, key=lambda entry: entry[:3])
         raise error_of_rank(rank, result)
-    missing = [rank for rank, result in results.items() if result is None]
+    hopeless = [line for line in process.errors if _HOPELESS.search(line)]
+    if hopeless and not there:
+        raise InvalidError(sentence_of(hopeless[0]), operation="run")
+    if code == 2 and not there:
+        raise InvalidError(told, operation="run")
+    size = num_proc or max((result["size"] for result in there.values()), default=1)
+    missing = [rank for rank in range(size) if rank not in there]
     if code != 0 or missing:
-        told = "\n".join(lines) or f"gradus run ended with exit code {code}"
-        peer = int(silent[0]) if silent else missing[0] if len(missing) == 1 else None
-        raise RankError(f"the job failed: {told}", peer=peer, operation="run")
-    return [pickle.loads(results[rank]["value"]) for rank in range(num_proc)]
+        peer = lost[0] if lost else missing[0] if len(missing) == 1 else None
+        said = [line for line in process.lines if "gradus.run: " in line]
+        if said:  # by a worker that could not begin
+            told = said[0].partition("gradus.run: ")[2]
+        elif code == 0:
+            told = f"rank {missing[0]} ended before the function returned, with exit code 0"
+            peer = missing[0]
+        raise RankError(f"the job failed: {told or f'gradus ended with exit code {code}'}",
+                        peer=peer, operation="run")
+    return [pickle.loads(good[rank]["value"]) for rank in range(size)]
 
 
 def error_of_rank(rank: int, result: Dict[str, Any]) -> RankError:
@@ -120,13 +318,6 @@ def _write(path: pathlib.Path, data: bytes) -> None:
     os.replace(partial, path)
 
 
-def _read(path: pathlib.Path) -> Optional[Dict[str, Any]]:
-    try:
-        return pickle.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-
-
 def failure_of(error: BaseException) -> Dict[str, Any]:
     try:
         travels = _pickler.dumps(error)
@@ -134,20 +325,49 @@ def failure_of(error: BaseException) -> Dict[str, Any]:
     except Exception:
         travels = None
     text = "".join(traceback.format_exception_only(type(error), error)).strip()
-    return {"ok": False, "kind": type(error).__name__, "at": time.monotonic_ns(), "text": text,
+    return {"ok": False, "kind": type(error).__name__, "at": time.time_ns(), "text": text,
             "traceback": traceback.format_exc(), "error": travels}
 
 
 def work() -> None:
-    """What a worker does: the job of the folder that its command line names."""
-    sys.exit(_worker(pathlib.Path(sys.argv[1])))
+    """What a worker does: the function of the folder or file that its command line names, or of its
+    environment."""
+    sys.exit(_worker(sys.argv[1]))
 
 
-def _worker(folder: pathlib.Path) -> int:
-    rank = int(os.environ["GRADUS_RANK"])
+def _job_of(how: str) -> bytes:
+    if how == "environment":
+        names = sorted((name for name in os.environ if name.startswith(_VARIABLE)),
+                       key=lambda name: int(name[len(_VARIABLE):]))
+        # Taken out of it, so that programs that the function starts do not inherit it.
+        return zlib.decompress(base64.b64decode("".join(os.environ.pop(name) for name in names)))
+    path = pathlib.Path(how)
+    return (path / "job").read_bytes() if path.is_dir() else zlib.decompress(path.read_bytes())
+
+
+def _send(result: Dict[str, Any], rank: int, limit: int) -> int:
+    """To the caller, in lines of stderr. The exit code."""
+    data = zlib.compress(pickle.dumps(result), 1)
+    if len(data) > limit:
+        error = InvalidError(
+            f"the result has {len(data) / 2**20:.1f} MiB when it is packed, and "
+            f"{limit >> 20} MiB come back from there; let the function write it to a file, or to "
+            "a volume", rank=rank)
+        data = zlib.compress(pickle.dumps({**failure_of(error), "size": result["size"]}))
+        result = {"ok": False}
+    key, count = secrets.token_hex(4), -(-len(data) // _LINE)
+    for part in range(count):
+        _process.report(result=key, rank=rank, part=part, of=count, data=base64.b64encode(
+            data[part * _LINE:(part + 1) * _LINE]).decode())
+    return 0 if result["ok"] else 1
+
+
+def _worker(how: str) -> int:
+    rank = int(os.environ.get("GRADUS_RANK") or os.environ["RANK"])
+    size = int(os.environ.get("GRADUS_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)
     code = 0
     try:
-        fn, args, kwargs = pickle.loads((folder / "job").read_bytes())
+        fn, args, kwargs = pickle.loads(_job_of(how))
         value = fn(*args, **kwargs)
         try:
             data = _pickler.dumps(value)
@@ -156,9 +376,15 @@ def _worker(folder: pathlib.Path) -> int:
                                rank=rank) from error
         result = {"ok": True, "value": data}
     except (Exception, KeyboardInterrupt, SystemExit) as error:
-        traceback.print_exc()
         result, code = failure_of(error), 1
         if result["kind"] in FOLLOWS:
             code = 76  # the launcher looks for the rank that failed first
-    _write(folder / f"result.{rank}", pickle.dumps(result))
+    result["size"] = size
+    if os.path.isdir(how):
+        _write(pathlib.Path(how) / f"result.{rank}", pickle.dumps(result))
+    else:
+        limit = _RESULT_BYTES if how == "environment" else _POD_RESULT_BYTES
+        code = max(code, _send(result, rank, limit))
+    # Last: the launcher repeats the last lines of a rank that failed.
+    sys.stderr.write(result.get("traceback", ""))
     return code

@@ -9,7 +9,6 @@ import dis
 import inspect
 import json
 import os
-import sys
 import textwrap
 import types
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Sequence, Set, Union
@@ -236,8 +235,3 @@ def _holds(condition: Any, values: Mapping[str, str], given: Mapping[str, Any]) 
             return condition["isPresent"] in given
         condition = values.get(condition.get("inputValue"), "")
     return str(condition).lower() == "true"
-
-
-def interpreter(is_cluster: bool) -> str:
-    """What runs a function: the image of a cluster has its own."""
-    return "python3" if is_cluster else sys.executable

@@ -4,7 +4,6 @@ notebooks of Cloudera know."""
 import atexit
 import os
 import secrets
-import sys
 import threading
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -71,7 +70,7 @@ def launch_workers(n: int, cpu: float, memory: float, nvidia_gpu: int = 0,
                    env: Optional[Mapping[str, str]] = None, *, name: str = "worker",
                    image: Optional[str] = None, namespace: Optional[str] = None,
                    context: Optional[str] = None, kubeconfig: Optional[str] = None,
-                   flags: Sequence[str] = ()) -> List[Worker]:
+                   flags: Sequence[str] = (), **place: Any) -> List[Worker]:
     """Starts n workers, which know nothing of each other (train() starts those that do), and
     returns a dict for each: id, status (scheduling, running, succeeded, failed, stopped),
     ip_address, and what was given.
@@ -85,12 +84,17 @@ def launch_workers(n: int, cpu: float, memory: float, nvidia_gpu: int = 0,
     image, namespace,        as for train(): a cluster
     context, kubeconfig
     flags                    more words for gradus run, or gradus submit
+    place                    hosts="host1:4,host2:4": the workers take turns on these slots, by ssh;
+                             slurm=True: each in a Slurm job of its own; and the other arguments of
+                             gradus.run that say where
 
     What they write is shown here behind their ids. They end with this program."""
     if n < 1:
         raise InvalidError(f"n is {n}; it is 1 or more", operation="launch_workers")
-    place = Place(namespace, context, kubeconfig)
-    words = _words(kernel, script, code, place)
+    hosts = _slots_of(place.pop("hosts", None))
+    there = [Place(namespace, context, kubeconfig, operation="launch_workers", **place,
+                   **({"hosts": hosts[index % len(hosts)]} if hosts else {})) for index in range(n)]
+    words = _words(kernel, script, code, there[0])
     told = {"cpu": cpu, "memory": memory, "nvidia_gpu": nvidia_gpu, "kernel": kernel,
             "script": script, "code": code, "env": dict(env or {})}
     settings = {"worker_cpus": str(cpu), "worker_memory": f"{memory:g}Gi",
@@ -99,34 +103,47 @@ def launch_workers(n: int, cpu: float, memory: float, nvidia_gpu: int = 0,
     Place().ask("submit", "--dry-run", "--image", "none", *settings_of(settings), "--", "true",
                 operation="launch_workers")
     group = secrets.token_hex(3)
-    return [_launch(f"{name}-{group}-{index}", place, words, told, settings, flags)
-            for index in range(n)]
+    return [_launch(f"{name}-{group}-{index}", one, words, told, settings, flags)
+            for index, one in enumerate(there)]
+
+
+def _slots_of(hosts: Union[None, str, Sequence[str]]) -> List[str]:
+    """A host for each slot of "host1:4,host2:4"."""
+    words = hosts.split(",") if isinstance(hosts, str) else hosts or []
+    found = []
+    for word in filter(None, words):
+        host, _, slots = word.partition(":")
+        if slots and not slots.isdecimal():
+            raise InvalidError(f"hosts has \"{word}\"; write host:slots",
+                               operation="launch_workers")
+        found += [host] * int(slots or 1)
+    return found
 
 
 def _words(kernel: str, script: str, code: str, place: Place) -> List[str]:
-    python = "python3" if place.is_cluster else sys.executable
     if kernel not in _KERNELS:
         raise InvalidError(f"kernel is {kernel!r}; it is python3; another program is started by "
                            "code=\"!program\"", operation="launch_workers")
     if script:
         if not os.path.exists(script):
             raise InvalidError(f"the script {script} does not exist", operation="launch_workers")
-        return [python, script]
+        return [place.python, script]
     if not code.strip():
         raise InvalidError("neither script nor code is given", operation="launch_workers")
-    return ["sh", "-c", code[1:]] if code.startswith("!") else [python, "-c", code]
+    return ["sh", "-c", code[1:]] if code.startswith("!") else [place.python, "-c", code]
 
 
 def _launch(name: str, place: Place, words: Sequence[str], told: Mapping[str, Any],
             settings: Mapping[str, Any], flags: Sequence[str]) -> Worker:
     env = {"CDSW_ENGINE_ID": name, "CDSW_MASTER_ID": _MASTER, **told["env"]}
     if place.is_cluster:
-        pairs = [word for key, value in env.items() for word in ("-e", f"{key}={value}")]
-        command = ["submit", "--follow", *settings_of({**settings, "name": name}), *pairs,
-                   *place.flags]
+        command = place.submit_words({**settings, "name": name}, env)
     else:
-        env = {"CDSW_IP_ADDRESS": "127.0.0.1", "CDSW_MASTER_IP": "127.0.0.1", **env}
-        command = ["run", "-np", "1", "--outlive", "0", *threads_of(told["cpu"])]
+        if not place.is_remote(flags):
+            env = {"CDSW_IP_ADDRESS": "127.0.0.1", "CDSW_MASTER_IP": "127.0.0.1", **env}
+        env = {**place.env, **env}
+        command = [*place.run_words(1, env), "-np", "1", "--outlive", "0",
+                   *threads_of(told["cpu"])]
     job = Job(name, place, [*command, *flags, "--", *words], env, prefix=f"[{name}] ")
     _session.add(job, place, {"id": name, **told})
     return _session.look([name])[0] if not place.is_cluster else \
@@ -180,34 +197,44 @@ def stop_workers(*ids: Union[str, Worker]) -> List[Worker]:
 
 # ---- Clusters of TensorFlow ----------------------------------------------------------------------
 
-# Each task of run_cluster. TF_CONFIG comes from the launcher.
+# Each task of run_cluster. TF_CONFIG comes from the launcher; the pods of a Job make their own.
 _TASK = """\
 import importlib.util, json, os, sys
+path, workers, servers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+if "TF_CONFIG" not in os.environ:
+    job, rank = os.environ["MASTER_ADDR"].partition(".")[2], int(os.environ["RANK"])
+    hosts = ["%s-%d.%s:2222" % (job.split(".")[0], at, job) for at in range(workers + servers)]
+    cluster = {"worker": hosts[:workers], **({"ps": hosts[workers:]} if servers else {})}
+    task = {"type": "worker", "index": rank} if rank < workers else \\
+        {"type": "ps", "index": rank - workers}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
 import tensorflow as tf
+def report(**values):
+    sys.stderr.flush()
+    os.write(2, ("\\x1egradus " + json.dumps(values) + "\\n").encode())
 told = json.loads(os.environ["TF_CONFIG"])
 role, index = told["task"]["type"], told["task"]["index"]
 cluster = tf.train.ClusterSpec(told["cluster"])
 server = getattr(tf.distribute, "Server", None) or tf.train.Server
 server = server(cluster, job_name=role, task_index=index)
-path = sys.argv[1]
 if role == "worker" and index == 0:
-    from gradus import _process
-    _process.report(cluster=told["cluster"])
+    report(cluster=told["cluster"])
 if role == "ps" or not path:
     server.join()
 spec = importlib.util.spec_from_file_location("worker_script", path)
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 module.run(cluster, server, index)
+report(done=index)
 """
 
 
 def run_cluster(n_workers: int, n_ps: int, cpu: float, memory: float, nvidia_gpu: int = 0,
                 worker_script: Optional[str] = None, timeout_seconds: Optional[float] = 60, *,
-                flags: Sequence[str] = ()) -> Tuple[Optional[Dict[str, List[str]]],
-                                                    Optional[str]]:
+                flags: Sequence[str] = (), **place: Any
+                ) -> Tuple[Optional[Dict[str, List[str]]], Optional[str]]:
     """A cluster of TensorFlow: n_workers workers and n_ps parameter servers, each a server of
-    tf.distribute, by `gradus run --roles`.
+    tf.distribute, by `gradus run --roles`, or on Kubernetes as the pods of a Job.
 
     worker_script    a file of Python with run(cluster, server, task_index), which each worker
                      calls. It is waited for, and (None, None) is returned. Without it the servers
@@ -215,7 +242,9 @@ def run_cluster(n_workers: int, n_ps: int, cpu: float, memory: float, nvidia_gpu
                      "grpc://host:port") is returned, the addresses by role and that of the first
                      worker
     timeout_seconds  until the first worker's server is there; 0 and None: any
-    flags            more words for gradus run
+    flags            more words for gradus run, or gradus submit
+    place            hosts, slurm, namespace, context, image and the other arguments of gradus.run
+                     that say where; the image has TensorFlow, and needs nothing of Gradus
 
     cpu is the number of threads of each; memory and nvidia_gpu are as for launch_workers. Raises
     JobError: a task failed. TimeoutError: the cluster was ended."""
@@ -225,24 +254,49 @@ def run_cluster(n_workers: int, n_ps: int, cpu: float, memory: float, nvidia_gpu
                            "at least", operation="run_cluster")
     if worker_script and not os.path.exists(worker_script):
         raise InvalidError(f"the script {worker_script} does not exist", operation="run_cluster")
-    ready, found = threading.Event(), {}
+    there = Place(operation="run_cluster", **place)
+    ready, found, done = threading.Event(), {}, set()
 
     def take(report: Dict[str, Any]) -> None:
+        if "done" in report:
+            done.add(report["done"])
+            if there.is_cluster and len(done) == n_workers:  # pods of servers do not end
+                threading.Thread(target=job.begin_to_stop, daemon=True).start()
+            return
         found.update(report["cluster"])
         ready.set()
     name = f"cluster-{secrets.token_hex(3)}"
-    roles = f"worker={n_workers}" + (f",ps={n_ps}" if n_ps else "")
-    place = Place()
-    job = Job(name, place, ["run", "--roles", roles, "--outlive", "0", *threads_of(cpu), *flags,
-                            "--", sys.executable, "-c", _TASK, worker_script or ""],
+    job = Job(name, there, _cluster_words(name, there, told, n_workers, n_ps, flags), there.env,
               on_report=take)
-    _session.add(job, place, {"id": name, **told})
-    deadline = Deadline(timeout_seconds or None)
-    _await_cluster(job, ready, deadline)
+    _session.add(job, there, {"id": name, **told})
+    _await_cluster(job, ready, Deadline(timeout_seconds or None))
     if worker_script:
-        job.wait()
+        try:
+            job.wait()
+        except JobError:
+            if len(done) < n_workers:
+                raise
+        except BaseException:
+            job.stop()
+            raise
         return None, None
     return found, f"grpc://{found['worker'][0]}"
+
+
+def _cluster_words(name: str, place: Place, told: Mapping[str, Any], workers: int, servers: int,
+                   flags: Sequence[str]) -> List[str]:
+    script = told["script"]
+    counts = [str(workers), str(servers)]
+    if place.is_cluster:
+        settings = {"name": name, "number_of_workers": workers + servers,
+                    "worker_cpus": str(told["cpu"]), "worker_memory": f"{told['memory']:g}Gi",
+                    "worker_gpus": told["nvidia_gpu"] or None,
+                    "code": os.path.abspath(script) if script else None}
+        return [*place.submit_words(settings, place.env), *flags, "--", place.python, "-c", _TASK,
+                os.path.basename(script), *counts]
+    roles = f"worker={workers}" + (f",ps={servers}" if servers else "")
+    return [*place.run_words(workers + servers, place.env), "--roles", roles, "--outlive", "0",
+            *threads_of(told["cpu"]), *flags, "--", place.python, "-c", _TASK, script, *counts]
 
 
 def _await_cluster(job: Job, ready: threading.Event, deadline: Deadline) -> None:
