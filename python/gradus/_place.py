@@ -43,12 +43,16 @@ class Place:
                  verbose: Optional[bool] = None, executable: Optional[str] = None,
                  network_interface: Union[None, str, Sequence[str]] = None,
                  network_interfaces: Union[None, str, Sequence[str]] = None,
-                 operation: str = "run", **more: Any) -> None:
+                 start_timeout: Optional[float] = None, operation: str = "run",
+                 **more: Any) -> None:
         given = {"--namespace": namespace, "--context": context, "--kubeconfig": kubeconfig and
                  os.path.abspath(os.fspath(kubeconfig))}
         self.flags = [word for flag, value in given.items() if value is not None
                       for word in (flag, value)]
         self.image, self.operation = image, operation
+        self.start_timeout_s = start_timeout
+        if start_timeout is not None and not self.is_cluster:
+            more["start_timeout"] = start_timeout
         self.run_flags = self._flags_of(more)
         self.slurm = None if slurm is None or slurm is False else \
             [] if slurm is True else shlex.split(slurm) if isinstance(slurm, str) else \

@@ -121,6 +121,15 @@ class Process:
                 raise
             raise
 
+    def finish_within(self, seconds: Optional[float], has_begun: Callable[[], bool]) -> bool:
+        """As finish(). True: it had not begun within so many seconds, and was ended."""
+        if seconds is None or self.finish(seconds) is not None or has_begun():
+            self.finish()
+            return False
+        self.signal(signal.SIGINT)
+        self.wait()
+        return True
+
 
 class Deadline:
     """So many seconds from now on; None: no end."""

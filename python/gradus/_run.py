@@ -13,11 +13,11 @@ import tempfile
 import time
 import traceback
 import zlib
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from . import _process
 from ._place import Place, make_name, sentence_of
-from .errors import Error, InvalidError
+from .errors import Error, InvalidError, TimeoutError
 
 try:
     import cloudpickle as _pickler
@@ -38,6 +38,8 @@ _LINE = 2304  # bytes of a result in one line, which is one write of 4096 bytes 
 _HOPELESS = re.compile(r"^gradus: .*(?:waits for its image .*(?:not found|unknown|denied|"
                        r"unauthorized|does not exist)|cannot start: (?:InvalidImageName|"
                        r"ErrImageNeverPull))", re.I)
+
+_SENT = re.compile(r"gradus: job \S+ \(.*\) is sent to ")
 
 # Words of Python in front of a worker, where it may lack what it needs.
 _WORKER = """\
@@ -106,7 +108,8 @@ def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Dict[
 
     Raises RankError, a gradus.Error: the first rank that failed, or was lost, ends the others; it
     has the rank's traceback. InvalidError: an argument is wrong, a host or the cluster cannot be
-    reached, or the function cannot be pickled. NotFoundError: no command."""
+    reached, or the function cannot be pickled. TimeoutError: pods have not begun within
+    start_timeout. NotFoundError: no command."""
     return call(fn, args, kwargs, num_proc, flags, env, Place(**place))
 
 
@@ -127,7 +130,7 @@ def call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Optional[Dict[str,
     with tempfile.TemporaryDirectory(prefix="gradus-run-") as name:  # of mode 0700
         folder = pathlib.Path(name)
         if place.is_cluster:
-            process = _submit(fn, job, num_proc or 1, flags, env, place, folder, start)
+            process = _submit(fn, job, num_proc or 1, flags, env, place, folder, results, start)
         else:
             process = _start(job, num_proc, flags, env, place, None if is_remote else folder, start)
         if not is_remote:
@@ -216,8 +219,8 @@ def _start(job: bytes, num_proc: Optional[int], flags: Sequence[str], env: Mappi
 
 
 def _submit(fn: Callable[..., Any], job: bytes, num_proc: int, flags: Sequence[str],
-            env: Mapping[str, str], place: Place, folder: pathlib.Path, start: Mapping[str, Any]
-            ) -> _process.Process:
+            env: Mapping[str, str], place: Place, folder: pathlib.Path, results: "_Results",
+            start: Mapping[str, Any]) -> _process.Process:
     """By `gradus submit`, until it has ended; nothing of it stays on the cluster."""
     _write(folder / "call", job)
     name = make_name(getattr(fn, "__name__", "").strip("<>") or "run")
@@ -225,7 +228,13 @@ def _submit(fn: Callable[..., Any], job: bytes, num_proc: int, flags: Sequence[s
     words = [*place.submit_words(settings, env), *flags, "--", *_words(place, "call")]
     process = _process.Process(words, _process.environment(), on_error=_end_if_hopeless, **start)
     try:
-        process.finish()
+        late = process.finish_within(place.start_timeout_s,
+                                     lambda: len(results.begun) == num_proc)
+        if late:
+            raise TimeoutError(
+                f"{len(results.begun)} of {num_proc} workers have begun within "
+                f"{place.start_timeout_s:g} s: "
+                f"{sentence_of(_process.errors_of(process)).splitlines()[-1]}", operation="run")
     finally:
         if process.code != 2:  # else it has not been sent
             with contextlib.suppress(Error):
@@ -244,11 +253,15 @@ class _Results:
 
     def __init__(self, on_report: Callable[[Dict[str, Any]], None]) -> None:
         self.of_ranks: Dict[int, Dict[str, Any]] = {}
+        self.begun: Set[int] = set()  # ranks
         self._on_report = on_report
         self._parts: Dict[Tuple[int, str], Dict[int, bytes]] = {}  # by rank and worker
 
     def take(self, report: Dict[str, Any]) -> None:
         """A worker that was started again begins again."""
+        if "begun" in report:
+            self.begun.add(report["begun"])
+            return
         if "result" not in report:
             self._on_report(report)
             return
@@ -264,17 +277,20 @@ class _Results:
 def _judge(results: Mapping[int, Dict[str, Any]], process: _process.Process,
            num_proc: Optional[int], elastic: bool) -> List[Any]:
     """The results, or the error of the rank that failed first."""
-    code, told = process.code or 0, sentence_of("\n".join(process.errors))
+    lines = [line for line in process.errors if not _SENT.match(line)]
+    code, told = process.code or 0, sentence_of("\n".join(lines))
     there = dict(sorted(results.items()))
     good = {rank: result for rank, result in there.items() if result["ok"]}
     if code == 0 and elastic and good:
         return [pickle.loads(result["value"]) for result in good.values()]
     failed = [(result["kind"] in FOLLOWS, result["at"], rank, result)
               for rank, result in there.items() if not result["ok"]]
-    silent = re.findall(r"^rank (\d+) \(pid \d+.*?\) was (?:killed by|lost with)|"
+    silent = re.findall(r"^rank (\d+) \(pid \d+.*?\) (?:was|exited)|"
                         r"^worker (\d+) \(pod ", told, re.M)
     lost = [int(one or other) for one, other in silent if int(one or other) not in there]
-    if failed and not (lost and all(entry[0] for entry in failed)):
+    size = num_proc or max((result["size"] for result in there.values()), default=1)
+    missing = [rank for rank in range(size) if rank not in there]
+    if failed and not ((lost or missing) and all(entry[0] for entry in failed)):
         _, _, rank, result = min(failed, key=lambda entry: entry[:3])
         raise error_of_rank(rank, result)
     hopeless = [line for line in process.errors if _HOPELESS.search(line)]
@@ -282,8 +298,6 @@ def _judge(results: Mapping[int, Dict[str, Any]], process: _process.Process,
         raise InvalidError(sentence_of(hopeless[0]), operation="run")
     if code == 2 and not there:
         raise InvalidError(told, operation="run")
-    size = num_proc or max((result["size"] for result in there.values()), default=1)
-    missing = [rank for rank in range(size) if rank not in there]
     if code != 0 or missing:
         peer = lost[0] if lost else missing[0] if len(missing) == 1 else None
         said = [line for line in process.lines if "gradus.run: " in line]
@@ -366,6 +380,8 @@ def _worker(how: str) -> int:
     rank = int(os.environ.get("GRADUS_RANK") or os.environ["RANK"])
     size = int(os.environ.get("GRADUS_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)
     code = 0
+    if not os.path.isdir(how):
+        _process.report(begun=rank)
     try:
         fn, args, kwargs = pickle.loads(_job_of(how))
         value = fn(*args, **kwargs)

@@ -238,7 +238,8 @@ def test_failures_in_pods_are_named(api, cluster, begins):
               "RankError 0 the job failed: ", "RankError 0 run: the job failed: "]
     for line, words in zip(lines, wanted):
         assert line.startswith(words), (line, words)
-    assert len(lines) == len(wanted) and "code 3" in lines[1] and "4 MiB come back" in lines[3]
+    assert len(lines) == len(wanted) and re.search("failed: worker 0 .*code 3", lines[1])
+    assert "4 MiB come back" in lines[3]
     assert "has no gradus" in lines[4] and "is Python 3.5, and the function comes" in lines[5]
     assert api.names(JOBS) == []
 
@@ -282,6 +283,9 @@ def test_image_that_is_not_there_ends_the_call(api, cluster, begins):
     line, = is_over(process)[0]
     assert line == ("InvalidError None run: worker 0 (pod " + job + "-0-x) waits for its image img "
                     "(ErrImagePull): img: not found")
+    process = begins('told(gradus.run, f.big, (0,), start_timeout=0.5, **where)')
+    assert is_over(process)[0][0].startswith(
+        "TimeoutError None run: 0 of 1 workers have begun within 0.5 s: ")
     assert api.names(JOBS) == []
 
 
