@@ -20,8 +20,8 @@
 enum { DOCUMENT_BYTES = 16 << 10 };
 
 typedef struct worker_options {
-    int64_t document_fd;
-    const char *document;
+    int64_t document_fd, workers;
+    const char *document, *job, *output;
     bool resume;
 } worker_options;
 
@@ -37,6 +37,25 @@ static const gr_config_field worker_fields[] = {
      .type = GR_CONFIG_TEXT,
      .offset = offsetof(worker_options, document),
      .help = "the job document itself, in place of the descriptor"},
+    {.flag = "--job",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(worker_options, job),
+     .value_name = "FILE",
+     .help = "a job file in place of the document, as the workers of a GradusJob have it: the job "
+             "ends early only when all workers are asked to"},
+    {.flag = "--workers",
+     .type = GR_CONFIG_INT,
+     .offset = offsetof(worker_options, workers),
+     .default_text = "1",
+     .min = 1,
+     .max = GR_LAUNCH_WORKERS_MAX,
+     .help = "how many workers the job of --job has"},
+    {.flag = "--output",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(worker_options, output),
+     .value_name = "FOLDER",
+     .help = "for the weights and metrics of the job of --job, in place of the folder that it "
+             "names"},
     {.flag = "--resume",
      .type = GR_CONFIG_BOOL,
      .offset = offsetof(worker_options, resume),
@@ -90,9 +109,15 @@ static gr_status read_document(int fd, char **text_out, size_t *size_out, gr_dia
 
 static gr_status read_job(const worker_options *options, gr_job **job_out, gr_diag *diag)
 {
+    const gr_job_overrides overrides = {.run = {.workers = options->workers, .all_stop = true},
+                                        .output = options->output};
     const char *given = options->document;
     char *text = NULL;
     size_t size = given != NULL ? strlen(given) : 0;
+    if (options->job != NULL) {
+        gr_status parsed = gr_job_parse(options->job, &overrides, job_out, diag);
+        return parsed == GR_OK ? gr_job_resolve(*job_out, diag) : parsed;
+    }
     gr_status status =
         given != NULL ? GR_OK : read_document((int)options->document_fd, &text, &size, diag);
     if (status == GR_OK) {
@@ -173,7 +198,8 @@ static gr_status train(gr_job *job, gr_comm **comm, gr_arena *arena, gr_diag *di
 
 static void print_usage(void)
 {
-    puts("usage: gradus worker [--resume] < job.json\n\n"
+    puts("usage: gradus worker [--resume] < job.json\n"
+         "       gradus worker [--resume] --job job.yaml --workers N\n\n"
          "What gradus run starts for each rank of a job: reads the job document that\n"
          "gradus run --dry-run --json job.yaml prints, and its place among the ranks from "
          "GRADUS_RANK\n"

@@ -30,6 +30,9 @@
 #define SIZE_LABEL "gradus.dev/workers"
 #define OUTPUT_PATH "/gradus/output"
 #define OUTPUT_VOLUME "gradus-output"
+#define JOB_PATH "/gradus/job"
+#define JOB_VOLUME "gradus-job"
+#define JOB_KEY "job.yaml"
 #define DEFAULT_IMAGE "docker.io/library/debian:stable-slim"
 
 enum {
@@ -39,6 +42,25 @@ enum {
     CODE_PEER = 76,      /* failed only since another one did */
     FIRST_SIGNAL = 128
 };
+
+/* Which of the keys says what workers run; NULL: only their template may. */
+static const char *program_of(const json_t *spec)
+{
+    static const char *const keys[] = {"job", "jobFrom", "command"};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        if (json_object_get(spec, keys[i]) != NULL) {
+            return keys[i];
+        }
+    }
+    return NULL;
+}
+
+/* Do the workers run `gradus worker`? */
+static bool is_native(const json_t *spec)
+{
+    const char *key = program_of(spec);
+    return key != NULL && strcmp(key, "command") != 0;
+}
 
 /* ---- Defaults -------------------------------------------------------------------------------- */
 static json_t *template_of_image(const json_t *workers, bool *no_memory)
@@ -63,10 +85,10 @@ static void set_defaults(json_t *spec, bool *no_memory)
         return;
     }
     gr_object_put_default(workers, "replicas", json_integer(1), no_memory);
-    bool is_native = json_object_get(spec, "job") != NULL;
     gr_object_put_default(
         workers, "minReplicas",
-        json_integer(is_native ? 1 : json_integer_value(json_object_get(workers, "replicas"))),
+        json_integer(is_native(spec) ? 1
+                                     : json_integer_value(json_object_get(workers, "replicas"))),
         no_memory);
     if (json_object_get(workers, "template") == NULL) {
         gr_object_put(workers, "template", template_of_image(workers, no_memory), no_memory);
@@ -104,7 +126,7 @@ static void check_template(gr_problems *p, const json_t *spec, const json_t *wor
 {
     const json_t *container =
         gr_training_find_container(gr_object_at(worker, "template.spec"), CONTAINER);
-    bool is_told = json_object_get(spec, "job") != NULL || json_object_get(spec, "command") != NULL;
+    const char *told = program_of(spec);
     bool has_template = json_object_get(worker, "hasTemplate") != NULL;
     static const char *const of_image[] = {"image", "resources"};
     for (size_t i = 0; i < sizeof of_image / sizeof of_image[0] && has_template; i++) {
@@ -115,16 +137,16 @@ static void check_template(gr_problems *p, const json_t *spec, const json_t *wor
                        of_image[i], CONTAINER);
         }
     }
-    if (!is_told && !has_template) {
-        gr_problem(p, "spec.job: Required value: must have a job, spec.command, or a "
+    if (told == NULL && !has_template) {
+        gr_problem(p, "spec.job: Required value: must have a job, spec.jobFrom, spec.command, or a "
                       "spec.workers.template whose container " CONTAINER " has a command");
     }
-    if (is_told && (json_object_get(container, "command") != NULL ||
-                    json_object_get(container, "args") != NULL)) {
+    if (told != NULL && (json_object_get(container, "command") != NULL ||
+                         json_object_get(container, "args") != NULL)) {
         gr_problem(p,
                    WORKERS ".template: Forbidden: the container " CONTAINER
                            " must not have a command beside spec.%s",
-                   json_object_get(spec, "job") != NULL ? "job" : "command");
+                   told);
     }
 }
 
@@ -135,8 +157,8 @@ static void check_command(gr_problems *p, const json_t *spec)
     if (command == NULL) {
         return;
     }
-    if (json_object_get(spec, "job") != NULL) {
-        gr_problem(p, "spec.command: Forbidden: must not be used with spec.job");
+    if (is_native(spec)) {
+        gr_problem(p, "spec.command: Forbidden: must not be used with spec.%s", program_of(spec));
     }
     bool are_texts = json_array_size(command) > 0;
     json_array_foreach(command, i, word)
@@ -145,6 +167,44 @@ static void check_command(gr_problems *p, const json_t *spec)
     }
     if (!are_texts) {
         gr_problem(p, "spec.command: Invalid value: must be a list of texts");
+    }
+}
+
+/* Can a ConfigMap have this key? */
+static bool is_file_name(const char *key)
+{
+    static const char letters[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
+    return key != NULL && key[0] != '\0' && key[strspn(key, letters)] == '\0' &&
+           strncmp(key, "..", 2) != 0 && strcmp(key, ".") != 0;
+}
+
+/* The ConfigMap itself is not looked at: the kubelet brings it, and workers refuse a wrong job. */
+static void check_job_from(gr_problems *p, const json_t *spec)
+{
+    static const char at[] = "spec.jobFrom.configMapKeyRef";
+    const json_t *from = json_object_get(spec, "jobFrom");
+    const json_t *ref = json_object_get(from, "configMapKeyRef");
+    const char *name = gr_object_text(ref, "name"), *key = gr_object_text(ref, "key");
+    if (from == NULL) {
+        return;
+    }
+    if (json_object_get(spec, "job") != NULL) {
+        gr_problem(p, "spec.jobFrom: Forbidden: must not be used with spec.job");
+    }
+    if (json_object_size(from) != 1 || !json_is_object(ref)) {
+        gr_problem(p, "spec.jobFrom: Invalid value: must name a ConfigMap of the job's namespace, "
+                      "{configMapKeyRef: {name: NAME, key: " JOB_KEY "}}");
+        return;
+    }
+    if (name == NULL || name[0] == '\0') {
+        gr_problem(p, "%s.name: Required value: must be the name of a ConfigMap", at);
+    }
+    if (json_object_get(ref, "key") != NULL && !is_file_name(key)) {
+        gr_problem(p,
+                   "%s.key: Invalid value: must be a key of the ConfigMap: letters, digits, '-', "
+                   "'_' and '.'",
+                   at);
     }
 }
 
@@ -201,6 +261,7 @@ static void check(gr_problems *p, const json_t *spec, const json_t *specs)
     check_bounds(p, worker);
     check_template(p, spec, worker);
     check_command(p, spec);
+    check_job_from(p, spec);
     if (volume != NULL && json_object_size(volume) != 1) {
         gr_problem(p, "spec.checkpointVolume: Invalid value: must be one volume as pods have "
                       "them, {persistentVolumeClaim: {claimName: NAME}} say");
@@ -214,11 +275,6 @@ static void check(gr_problems *p, const json_t *spec, const json_t *specs)
 }
 
 /* ---- Pods ------------------------------------------------------------------------------------ */
-static bool is_native(const gr_training *t)
-{
-    return gr_object_at(t->look.job, "spec.job") != NULL;
-}
-
 static void add_env(gr_training *t, json_t *container, const char *name, json_t *value)
 {
     const char *text = json_string_value(value);
@@ -281,32 +337,48 @@ static void add_volume(gr_training *t, json_t *pod_spec, json_t *container, cons
                      json_pack("{s:s, s:s}", "name", name, "mountPath", path), &t->look.no_memory);
 }
 
-/* Runs gradus, and brings it, with its libraries, where there is an image for that. */
-static void add_program(gr_training *t, json_t *pod_spec, json_t *container)
+/* Brings gradus, with its libraries, where there is an image for that. Returns its path. */
+static const char *add_program(gr_training *t, json_t *pod_spec, json_t *container)
 {
     bool *no_memory = &t->look.no_memory;
     const char *image = gr_object_text(t->look.job, "spec.gradusImage");
     image = image != NULL && image[0] != '\0' ? image : t->look.view->launch_agent_image;
-    bool is_brought = image != NULL && image[0] != '\0';
-    gr_object_put(container, "command",
-                  json_pack("[s, s, s]", is_brought ? GR_GRADUS_FOLDER "/gradus" : "gradus",
-                            "worker", "--resume"),
-                  no_memory);
-    if (is_brought) {
-        json_t *inits = gr_object_list(pod_spec, "initContainers", no_memory);
-        *no_memory |= json_array_insert_new(inits, 0, gr_look_gradus_container(image)) != 0;
-        add_volume(t, pod_spec, container, GR_GRADUS_VOLUME, GR_GRADUS_FOLDER,
-                   json_pack("{s:{}}", "emptyDir"));
+    if (image == NULL || image[0] == '\0') {
+        return "gradus";
     }
+    json_t *inits = gr_object_list(pod_spec, "initContainers", no_memory);
+    *no_memory |= json_array_insert_new(inits, 0, gr_look_gradus_container(image)) != 0;
+    add_volume(t, pod_spec, container, GR_GRADUS_VOLUME, GR_GRADUS_FOLDER,
+               json_pack("{s:{}}", "emptyDir"));
+    return GR_GRADUS_FOLDER "/gradus";
 }
 
-static void add_job(gr_training *t, json_t *container, int64_t workers)
+/* The worker's job is in its environment ... */
+static void add_job(gr_training *t, json_t *container, const char *program, int64_t workers)
 {
     json_t *document = new_document(gr_object_at(t->look.job, "spec"), workers, &t->look.no_memory);
     char *text = document != NULL ? json_dumps(document, JSON_COMPACT) : NULL;
     add_env(t, container, "GRADUS_JOB", text != NULL ? escape(text) : NULL);
+    gr_object_put(container, "command", json_pack("[s, s, s]", program, "worker", "--resume"),
+                  &t->look.no_memory);
     free(text);
     json_decref(document);
+}
+
+/* ... or in a file of a ConfigMap, whose other files may be its data. */
+static void add_job_file(gr_training *t, json_t *pod_spec, json_t *container, const char *program,
+                         int64_t workers)
+{
+    const json_t *from = gr_object_at(t->look.job, "spec.jobFrom.configMapKeyRef");
+    const char *key = gr_object_text(from, "key");
+    add_volume(t, pod_spec, container, JOB_VOLUME, JOB_PATH,
+               json_pack("{s:{s:O}}", "configMap", "name", json_object_get(from, "name")));
+    gr_object_put(container, "command",
+                  json_pack("[s, s, s, s, o, s, o, s, s]", program, "worker", "--resume", "--job",
+                            json_sprintf("%s/%s", JOB_PATH, key != NULL ? key : JOB_KEY),
+                            "--workers", json_sprintf("%" PRId64, workers), "--output",
+                            OUTPUT_PATH),
+                  &t->look.no_memory);
 }
 
 static void complete_pod(gr_training *t, const gr_training_role *role, int64_t index,
@@ -315,8 +387,9 @@ static void complete_pod(gr_training *t, const gr_training_role *role, int64_t i
     bool *no_memory = &t->look.no_memory;
     char name[GR_TRAINING_NAME_BYTES];
     json_t *container = gr_training_find_container(pod_spec, CONTAINER);
-    json_t *command = gr_object_at(t->look.job, "spec.command");
-    json_t *volume = gr_object_at(t->look.job, "spec.checkpointVolume");
+    const json_t *spec = gr_object_at(t->look.job, "spec");
+    json_t *command = json_object_get(spec, "command");
+    json_t *volume = json_object_get(spec, "checkpointVolume");
     gr_training_name(t, role, index, name);
     gr_object_put_text(pod_spec, "hostname", name, no_memory);
     gr_object_put_text(pod_spec, "subdomain", t->look.name, no_memory);
@@ -327,11 +400,15 @@ static void complete_pod(gr_training *t, const gr_training_role *role, int64_t i
     if (command != NULL) {
         gr_object_put(container, "command", json_incref(command), no_memory);
     }
-    if (is_native(t)) {
-        add_job(t, container, role->replicas);
-        add_program(t, pod_spec, container);
+    if (is_native(spec)) {
+        const char *program = add_program(t, pod_spec, container);
+        if (json_object_get(spec, "job") != NULL) {
+            add_job(t, container, program, role->replicas);
+        } else {
+            add_job_file(t, pod_spec, container, program, role->replicas);
+        }
     }
-    if (is_native(t) || volume != NULL) {
+    if (is_native(spec) || volume != NULL) {
         add_volume(t, pod_spec, container, OUTPUT_VOLUME, OUTPUT_PATH,
                    volume != NULL ? json_deep_copy(volume) : json_pack("{s:{}}", "emptyDir"));
     }
@@ -550,14 +627,18 @@ static void tell_status(gr_training *t)
 }
 
 /* ---- The kind -------------------------------------------------------------------------------- */
-static const char *const spec_fields[] = {"checkpointVolume", "command", "gradusImage", "job",
-                                          "runPolicy",        "workers", NULL};
+static const char *const spec_fields[] = {"checkpointVolume", "command",   "gradusImage", "job",
+                                          "jobFrom",          "runPolicy", "workers",     NULL};
+static const char *const job_from_fields[] = {"configMapKeyRef", NULL};
+static const char *const key_fields[] = {"key", "name", NULL};
 static const char *const workers_fields[] = {"image",     "maxReplicas", "minReplicas", "replicas",
                                              "resources", "template",    NULL};
 static const char *const roles[] = {"Worker", NULL};
 static const gr_operator_fields fields[] = {
     {"spec", spec_fields},
     {WORKERS, workers_fields},
+    {"spec.jobFrom", job_from_fields},
+    {"spec.jobFrom.configMapKeyRef", key_fields},
     {"spec.runPolicy", gr_run_policy_fields},
     {"spec.runPolicy.schedulingPolicy", gr_scheduling_policy_fields},
     {NULL, NULL}};

@@ -49,6 +49,20 @@ class Run:
         return out + said
 
 
+def run_from_config_map(gradus, text, key="job.yaml"):
+    """The digits, from a ConfigMap that stands in the manifest beside the job."""
+    claim = gradus.folder / "claim"
+    shared = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "digits-job"},
+              "data": {"job.yaml": text}}
+    manifest = {"apiVersion": "gradus.dev/v1", "kind": "GradusJob", "metadata": {"name": "digits"},
+                "spec": {"workers": {"replicas": 2},
+                         "jobFrom": {"configMapKeyRef": {"name": "digits-job", "key": key}},
+                         "checkpointVolume": {"persistentVolumeClaim": {"claimName": "claim"}}}}
+    (gradus.folder / "both.yaml").write_text(f"{json.dumps(shared)}\n---\n{json.dumps(manifest)}\n")
+    done = gradus("run", "-f", "both.yaml", env={"OMP_NUM_THREADS": "1"})
+    return claim, done
+
+
 def changes_of(run):
     return [line["workers"] for line in lines_of(run.output)
             if line["event"] in ("changed", "recovered")]
@@ -115,6 +129,22 @@ def test_worker_that_cannot_begin_fails_the_job_at_once(gradus, job):
     said = run.end(1)
     assert "nowhere.csv.gz: there is no such file" in said and "GradusJobFailed" in said, said
     assert "Restarting" not in said, said
+
+
+def test_job_of_a_config_map_gives_the_same_bits(gradus, job, undisturbed):
+    claim, done = run_from_config_map(gradus, job.read_text())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sha256_of(claim) == undisturbed
+
+
+def test_wrong_job_of_a_config_map_fails_the_job_with_a_sentence(gradus):
+    for text, key, sentence in (("epoks: 3\n", "job.yaml", 'unknown key "epoks"; did you mean'),
+                                ("[", "job.yaml", "job.yaml:"),
+                                ("epochs: 3\n", "nowhere.yaml", "nowhere.yaml: ")):
+        _, done = run_from_config_map(gradus, text, key)
+        said = done.stdout + done.stderr
+        assert done.returncode == 1 and sentence in said and "GradusJobFailed" in said, said
+        assert "Restarting" not in said, said
 
 
 def test_wrong_job_is_refused_with_a_sentence(gradus, job):

@@ -124,6 +124,68 @@ static void workers_meet_at_the_first_one(void **state)
     close_cluster(&c);
 }
 
+static void job_of_a_config_map_is_a_file_of_the_workers(void **state)
+{
+    (void)state;
+    for (int has_key = 0; has_key < 2; has_key++) {
+        cluster c;
+        open_cluster(&c, 2);
+        json_object_del(gr_object_at(c.job, "spec"), "job");
+        set(c.job, "spec.jobFrom.configMapKeyRef.name", "'mine'");
+        if (has_key) {
+            set(c.job, "spec.jobFrom.configMapKeyRef.key", "'other.yaml'");
+        }
+        settle(&c);
+        const json_t *volumes = gr_object_at(find(&c, "Pod", "train-worker-1"), "spec.volumes");
+        assert_json(json_array_get(volumes, 0),
+                    "{'name': 'gradus-job', 'configMap': {'name': 'mine'}}");
+        assert_json(
+            json_array_get(json_object_get(container_of(&c, "train-worker-1"), "volumeMounts"), 0),
+            "{'name': 'gradus-job', 'mountPath': '/gradus/job'}");
+        assert_json(json_object_get(container_of(&c, "train-worker-1"), "command"),
+                    has_key ? "['gradus', 'worker', '--resume', '--job', '/gradus/job/other.yaml', "
+                              "'--workers', '2', '--output', '/gradus/output']"
+                            : "['gradus', 'worker', '--resume', '--job', '/gradus/job/job.yaml', "
+                              "'--workers', '2', '--output', '/gradus/output']");
+        assert_null(variable(&c, "train-worker-1", "GRADUS_JOB"));
+        assert_string_equal(variable(&c, "train-worker-1", "GRADUS_MIN_WORKERS"), "1");
+        look(&c);
+        assert_writes(&c, "");
+        close_cluster(&c);
+    }
+}
+
+static void job_of_a_config_map_badly_named_is_told(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *from, *sentence;
+    } cases[] = {
+        {"'mine'", "spec.jobFrom: Invalid value: must name a ConfigMap of the job's namespace"},
+        {"{}", "spec.jobFrom: Invalid value: must name a ConfigMap"},
+        {"{'configMapKeyRef': {'key': 'a'}}",
+         "spec.jobFrom.configMapKeyRef.name: Required value: must be the name of a ConfigMap"},
+        {"{'configMapKeyRef': {'name': ''}}", "configMapKeyRef.name: Required value"},
+        {"{'configMapKeyRef': {'name': 'a', 'key': '../b'}}",
+         "spec.jobFrom.configMapKeyRef.key: Invalid value: must be a key of the ConfigMap"},
+        {"{'configMapKeyRef': {'name': 'a', 'key': '..'}}", "configMapKeyRef.key: Invalid value"},
+        {"{'configMapKeyRef': {'name': 'a', 'key': 3}}", "configMapKeyRef.key: Invalid value"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cluster c;
+        open_cluster(&c, 2);
+        json_object_del(gr_object_at(c.job, "spec"), "job");
+        set(c.job, "spec.jobFrom", cases[i].from);
+        look(&c);
+        assert_writes(&c, "");
+        assert_string_equal(event(&c, 0, "reason"), "ValidationError");
+        if (strstr(event(&c, 0, "message"), cases[i].sentence) == NULL) {
+            fail_msg("\"%s\" instead of \"%s\"", event(&c, 0, "message"), cases[i].sentence);
+        }
+        close_cluster(&c);
+    }
+}
+
 static void command_runs_in_the_users_image_and_needs_all(void **state)
 {
     (void)state;
@@ -308,6 +370,8 @@ static void what_is_wrong_is_told_in_sentences(void **state)
          "spec.workers.template: Forbidden: the container gradus must not have a command beside "
          "spec.job"},
         {"spec.command", "['a']", "spec.command: Forbidden: must not be used with spec.job"},
+        {"spec.jobFrom", "{'configMapKeyRef': {'name': 'a'}}",
+         "spec.jobFrom: Forbidden: must not be used with spec.job"},
         {"spec.command", "'a'", "spec.command: Invalid value: must be a list of texts"},
         {"spec.job", "3", "spec.job: Invalid value: must be a map, what a job file says"},
         {"spec.job.epoks", "3",
@@ -349,6 +413,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(workers_meet_at_the_first_one),
         cmocka_unit_test(secret_without_its_token_is_mended),
+        cmocka_unit_test(job_of_a_config_map_is_a_file_of_the_workers),
+        cmocka_unit_test(job_of_a_config_map_badly_named_is_told),
         cmocka_unit_test(command_runs_in_the_users_image_and_needs_all),
         cmocka_unit_test(worker_lost_the_others_go_on_without_it),
         cmocka_unit_test(too_few_left_all_begin_anew_until_the_limit),
