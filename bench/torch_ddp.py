@@ -74,7 +74,7 @@ def gpt(nn):
             self.word, self.place = nn.Embedding(WORDS, width), nn.Embedding(CONTEXT, width)
             layer = nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, "gelu", batch_first=True,
                                                norm_first=True)
-            self.layers = nn.TransformerEncoder(layer, 4)
+            self.layers = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
             self.out = nn.Linear(width, WORDS, bias=False)
             self.register_buffer("mask", torch.full((CONTEXT, CONTEXT), float("-inf")).triu(1))
 
