@@ -174,6 +174,7 @@ static const gr_config_field operator_fields[] = {
      .value_name = "NAME",
      .help = "the same, as training-operator calls it"},
     {.flag = "--cluster-domain",
+     .env = "CUSTOM_CLUSTER_DOMAIN",
      .type = GR_CONFIG_TEXT,
      AT(cluster_domain),
      .value_name = "DOMAIN",
