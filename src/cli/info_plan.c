@@ -152,7 +152,8 @@ static void choose(explanation *e)
                  "all ranks share the memory of one host, and no rule says otherwise");
         e->source = "shared";
     } else {
-        snprintf(e->source_text, sizeof e->source_text, "shortest predicted time, from %s costs",
+        snprintf(e->source_text, sizeof e->source_text, "shortest predicted time%s, from %s costs",
+                 gr_coll_traits_of[e->shape.coll].rooted ? " with that of sending" : "",
                  strcmp(e->options->tune, "auto") == 0 || strcmp(e->options->tune, "off") == 0
                      ? "usual"
                      : "measured");
