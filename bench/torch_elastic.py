@@ -102,7 +102,7 @@ def main():
             first.setdefault((int(number), int(size)), float(when))
     after = {size: [1e3 * (first[number, size] - when) for number, when in killed.items()
                     if (number, size) in first] for size in (2, 3)}
-    print(json.dumps({"kills": args.kills, "seen": len(after[2]), "steps_lost": 0, **{
+    print(json.dumps({"kills": args.kills, "seen": len(after[2]), **{
         what: [round(one(after[size])) for one in (statistics.median, min, max)]
         for what, size in (("next_step_ms", 2), ("whole_again_ms", 3))}}))
 
