@@ -97,6 +97,8 @@ _FUNCTIONS = {
     "gr_comm_split": (c_int, [c_void_p, c_int, c_int, POINTER(c_void_p), _DIAG]),
     "gr_comm_subgroup": (c_int, [c_void_p, POINTER(c_int), c_int, POINTER(c_void_p), _DIAG]),
     "gr_alloc": (c_int, [c_void_p, c_size_t, POINTER(c_void_p)]),
+    "gr_register": (c_int, [c_void_p, c_void_p, c_size_t]),
+    "gr_unregister": (c_int, [c_void_p, c_void_p]),
     "gr_free": (None, [c_void_p, c_void_p]),
     "gr_shard_range": (None, [c_int, c_int, c_int, POINTER(c_int), POINTER(c_int)]),
     "gr_shard_partials": (c_int, [c_int, c_int, c_int]),

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The buckets of DistributedDataParallel in pages that peers on the host read and write: nothing is
 copied between a bucket and the sum."""
-import ctypes
 import weakref
 from typing import Any, Dict, Optional
 
@@ -14,10 +13,6 @@ from ._c10d import ProcessGroup
 
 _LEAST = 1 << 18  # bytes of a bucket that is worth it
 _PAGE = 4096
-
-lib.gr_register.restype = lib.gr_unregister.restype = ctypes.c_int
-lib.gr_register.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-lib.gr_unregister.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
 
 
 def _call(communicator: Any, function: Any, *arguments: int) -> bool:
