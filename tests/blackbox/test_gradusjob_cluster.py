@@ -100,6 +100,7 @@ def test_job_is_scaled_suspended_and_loses_pods(gradus, node, operator, job, und
         ask(node, "patch", "gradusjob", "digits", "--type=merge", "-p", json.dumps({"spec": spec}))
 
     for spec, why in (({"command": ["a"]}, "must not be used with spec.job"),
+                      ({"jobFrom": {"configMapKeyRef": {"name": "a"}}}, "must not be used with"),
                       ({"workers": {"replicas": 5, "maxReplicas": 4}}, "at most maxReplicas"),
                       ({"workers": {"replicas": 1, "minReplicas": 2}}, "at least minReplicas")):
         assert why in refusal(node, {**manifest, "spec": {**manifest["spec"], **spec}})
