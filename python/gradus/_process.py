@@ -23,7 +23,7 @@ _RANK = r"\[\d+(?:@[^\]]*)?\] "  # what the launcher writes in front of a line
 _REPORT = re.compile(f"(?:{_RANK})?([^\\n]*?){_MARK}(\\{{.*\\}})\\n")
 
 # A report among the last lines of a rank that failed, which the launcher repeats.
-_REPEATED = re.compile(r"\s*\?gradus \{.*\n?")
+_REPEATED = r"\s*\?gradus \{.*"
 
 
 def report(**values: Any) -> None:
@@ -43,17 +43,20 @@ def environment(more: Optional[Dict[str, str]] = None) -> Dict[str, str]:
 class Process:
     """Runs the words. `prefix` stands in front of each line that is shown, instead of what the
     command writes there. Threads call on_report(values), on_show() before a line is shown, and
-    on_error(process, line) for one of stderr; one at a time."""
+    on_error(process, line) for one of stderr; one at a time. `hidden`: a pattern of lines that
+    are not shown."""
 
     def __init__(self, words: Sequence[str], env: Dict[str, str], *, cwd: Optional[str] = None,
                  prefix: Optional[str] = None,
                  on_report: Callable[[Dict[str, Any]], None] = lambda values: None,
                  on_show: Callable[[], None] = lambda: None,
-                 on_error: Callable[["Process", str], None] = lambda process, line: None) -> None:
+                 on_error: Callable[["Process", str], None] = lambda process, line: None,
+                 hidden: str = _REPEATED) -> None:
         self.errors: "collections.deque[str]" = collections.deque(maxlen=_ERRORS)
         self.lines: "collections.deque[str]" = collections.deque(maxlen=_LINES)
         self._prefix, self._on_report, self._on_show = prefix, on_report, on_show
         self._on_error = on_error
+        self._hidden = re.compile(f"(?:{hidden})\n?")
         self._lock = threading.Lock()  # held while something is shown
         # A group of its own: Ctrl-C comes to it from here, once.
         self._process = subprocess.Popen(words, env=env, cwd=cwd, stdin=subprocess.DEVNULL,
@@ -73,7 +76,7 @@ class Process:
                     if found:
                         with contextlib.suppress(OSError, ValueError):  # the job goes on
                             self._on_report(json.loads(found[2]))
-                    if found[1] if found else not _REPEATED.fullmatch(line):
+                    if found[1] if found else not self._hidden.fullmatch(line):
                         self._show((found[1] if found else line).rstrip("\n"), stream)
 
     def _show(self, line: str, stream: str) -> None:

@@ -39,6 +39,7 @@ _HOPELESS = re.compile(r"^gradus: .*(?:waits for its image .*(?:not found|unknow
                        r"unauthorized|does not exist)|cannot start: (?:InvalidImageName|"
                        r"ErrImageNeverPull))", re.I)
 
+_DETACHED = r"gradus: detached; job .*"  # what it says at Ctrl-C; here the job is deleted then
 _SENT = re.compile(r"gradus: job \S+ \(.*\) is sent to ")
 
 # Words of Python in front of a worker, where it may lack what it needs.
@@ -226,7 +227,8 @@ def _submit(fn: Callable[..., Any], job: bytes, num_proc: int, flags: Sequence[s
     name = make_name(getattr(fn, "__name__", "").strip("<>") or "run")
     settings = {"name": name, "number_of_workers": num_proc, "code": str(folder / "call")}
     words = [*place.submit_words(settings, env), *flags, "--", *_words(place, "call")]
-    process = _process.Process(words, _process.environment(), on_error=_end_if_hopeless, **start)
+    process = _process.Process(words, _process.environment(), on_error=_end_if_hopeless,
+                               hidden=_DETACHED, **start)
     try:
         late = process.finish_within(place.start_timeout_s,
                                      lambda: len(results.begun) == num_proc)

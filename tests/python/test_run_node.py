@@ -136,9 +136,9 @@ def test_functions_run_in_containers_that_meet(ends, node):  # noqa: F811
     shown = [line for line in lines if not line.startswith("[1]")]
     assert "[(0, 30), (1, 30), (2, 30)]" in lines and "3/3  loss 0.3333" in ends.err
     assert "1 run: rank 1 failed: KeyError: 'no such sample'" in shown
-    assert any(line.startswith("1 run: the job failed: ") and "137" in line
-               for line in shown), lines
-    assert lines[-1] == "interrupted" and "True" in lines, lines
+    lost = [line for line in shown if "the job failed: " in line]
+    assert len(lost) == 1 and lost[0].startswith("1 ") and "137" in lost[0], shown[-6:]
+    assert lines[-1] == "interrupted" and "True" in lines, shown[-6:]
     blackbox.wait_until(lambda: "No resources" in node.run(
         "kubectl", "get", "jobs,pods,cm", "-l", "job-name", "-n", "default").stderr,
         "the end of what belonged to the jobs", 120)
