@@ -305,6 +305,9 @@ def _judge(results: Mapping[int, Dict[str, Any]], process: _process.Process,
         said = [line for line in process.lines if "gradus.run: " in line]
         if said:  # by a worker that could not begin
             told = said[0].partition("gradus.run: ")[2]
+        elif failed and not lost:  # the others say what they know of it
+            peer = missing[0]
+            told = f"rank {peer} was lost: {min(failed, key=lambda entry: entry[:3])[3]['text']}"
         elif code == 0:
             told = f"rank {missing[0]} ended before the function returned, with exit code 0"
             peer = missing[0]
