@@ -161,15 +161,15 @@ def total(scale, plus=0):
         import horovod
         from functions import total
         print(horovod.run(total, (10,), {"plus": 1}, num_proc=3, hosts="localhost:3"))
-        for words in ({"hosts": "elsewhere:2"}, {"min_num_proc": 1}, {"executable": "/bin/other"}):
-            try:
-                horovod.run(total, (1,), num_proc=2, **words)
-            except gradus.InvalidError as error:
-                print(error)
+        print(horovod.run(total, (1,), np=2, min_np=1, network_interface="lo", use_mpi=True))
+        try:
+            horovod.run(total, (1,), num_proc=2, hosts="nowhere.invalid:2", start_timeout=20)
+        except gradus.InvalidError as error:
+            print(error)
         ''')
     lines = horovodrun(program=[str(program)]).stdout.splitlines()
-    assert lines[0] == "[31, 31, 31]" and len(lines) == 4
-    assert "this host alone" in lines[1] and "--min-np" in lines[2] and "/bin/other" in lines[3]
+    assert lines[:2] == ["[31, 31, 31]", "[1, 1]"] and len(lines) == 3
+    assert "nowhere.invalid" in lines[2]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")

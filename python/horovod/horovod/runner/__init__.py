@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """horovod.run: a function on several ranks."""
-import socket
-import sys
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import gradus
-from gradus.errors import InvalidError
-
-_HERE = ("localhost", "127.0.0.1")
 
 
 def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Dict[str, Any]] = None,
@@ -24,36 +19,18 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Dic
         network_interfaces: Optional[Sequence[str]] = None, executable: Optional[str] = None,
         np: Optional[int] = None, min_np: Optional[int] = None,
         max_np: Optional[int] = None) -> List[Any]:
-    """Runs func(*args, **kwargs) on num_proc processes of this host, by gradus.run, and returns
-    their results in the order of the ranks. It travels by a file that only this user can read.
+    """Runs func(*args, **kwargs) on num_proc processes, here or on other hosts, by gradus.run, and
+    returns their results in the order of the ranks. What concerns MPI or a cache has no meaning.
 
-    Raises gradus.RankError with the traceback of the rank that failed first. InvalidError: other
-    hosts, elastic jobs and another executable, for which there is horovodrun. What concerns MPI,
-    ssh or a cache has no meaning here."""
-    count = num_proc or np or 1
-    least, most = min_num_proc or min_np or count, max_num_proc or max_np or count
-    if host_discovery_script or (least, most) != (count, count):
-        raise InvalidError("horovod.run runs no elastic job; use horovodrun --min-np --max-np",
-                           operation="run")
-    names = [word.partition(":")[0] for word in (hosts or "").split(",") if word]
-    if hostfile or any(name not in (*_HERE, socket.gethostname()) for name in names):
-        raise InvalidError("horovod.run runs on this host alone; use horovodrun -H for others",
-                           operation="run")
-    if executable not in (None, sys.executable):
-        raise InvalidError(f"executable is {executable}; horovod.run uses {sys.executable}",
-                           operation="run")
-    flags, env = [], {}
-    if start_timeout:
-        flags += ["--start-timeout", f"{start_timeout}s"]
-    if output_filename:
-        flags += ["--log-dir", output_filename]
-    interfaces = [network_interface] if isinstance(network_interface, str) else \
-        list(network_interface or network_interfaces or [])
-    if interfaces:
-        env["GRADUS_INTERFACE"] = ",".join(interfaces)
-    if verbose:
-        env["GRADUS_LOG"] = "info"
-    return gradus.run(func, tuple(args), dict(kwargs or {}), count, flags=flags, env=env)
+    Raises gradus.RankError with the traceback of the rank that failed first. InvalidError: an
+    argument is wrong, a host cannot be reached, or the function cannot be pickled."""
+    return gradus.run(
+        func, args, kwargs, num_proc or np, min_num_proc=min_num_proc or min_np,
+        max_num_proc=max_num_proc or max_np, slots=slots, reset_limit=reset_limit, hosts=hosts,
+        hostfile=hostfile, host_discovery_script=host_discovery_script,
+        start_timeout=start_timeout, ssh_port=ssh_port, ssh_identity_file=ssh_identity_file,
+        output_filename=output_filename, verbose=verbose, network_interface=network_interface,
+        network_interfaces=network_interfaces, executable=executable)
 
 
 __all__ = ["run"]
