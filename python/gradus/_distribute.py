@@ -100,23 +100,20 @@ class Board:
 
 
 class LineBoard(Board):
-    """A line for each tenth of the way: into a file, or a pipe."""
+    """A line for each tenth of the way: into a file, or a pipe. The last one comes in the end: some
+    worker may not have reported anything when another one is through."""
 
     _tenth = -1
 
     def is_due(self, now: float) -> bool:
         if not self.total:
             return super().is_due(now - _LINE_S)
-        return 10 * self.step // self.total > self._tenth
+        return self._tenth < 10 * self.step // self.total < 10
 
     def draw(self) -> None:
         if self.total:
             self._tenth = 10 * self.step // self.total
         print(self.text(), file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        if self.reports and self._tenth != 10:
-            self.draw()
 
 
 class TerminalBoard(Board):

@@ -111,6 +111,21 @@ def test_distribute_returns_results_and_shows_lines(ends):
     assert tenths == sorted(set(tenths)), ends.err
 
 
+def test_distribute_waits_for_a_worker_that_has_reported_nothing(ends):
+    """The other one is through."""
+    ends('''
+        from gradus._distribute import LineBoard
+        board = LineBoard()
+        for rank, step in ((0, 40), (1, 2), (1, 40)):
+            board.take({"rank": rank, "step": step, "total": 40, "values": {"loss": rank}})
+        board.end()
+        ''')
+    bars = ends.err.splitlines()
+    assert [bar.partition("  ")[0] for bar in bars] == [
+        "[#...................] 2/40", "[####################] 40/40"], ends.err
+    assert "loss 0.5" in bars[1]
+
+
 def test_distribute_without_an_end_shows_the_last_step(ends):
     assert ends("print(gradus.distribute(functions.endless, (7,), workers=3))") == ["[0, 1, 2]"]
     assert re.match(r"step 7  loss nan  rate 1$", ends.err.splitlines()[-1]), ends.err
