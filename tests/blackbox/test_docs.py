@@ -14,7 +14,7 @@ PAGES = [SOURCE / "README.md", SOURCE / "CONTRIBUTING.md", *sorted((SOURCE / "do
 OTHERS_FLAGS = {"--install", "--preset", "--build", "--test-dir", "--cflags", "--libs", "--static",
                 "--no-build-isolation", "--no-deps", "--server-side",
                 "--pid", "--monitor_interval", "--nproc-per-node", "--no-python", "--nodes",
-                "--ntasks", "--open-mode", "--requeue", "--signal"}
+                "--ntasks", "--open-mode", "--requeue", "--signal", "--from-file"}
 
 
 def words_of(line):

@@ -5,6 +5,7 @@ import pytest
 
 from conftest import has
 
+pytestmark = pytest.mark.long
 GROUPS = '''
 import copy
 import warnings
@@ -95,7 +96,6 @@ close([v.grad], [torch.cat([(torch.arange(2.0 * n) * (rank + 1))[2 * me:2 * me +
 '''
 
 
-@pytest.mark.long
 def test_torch_groups_of_ranks_compute_what_one_process_does(torch_ranks):
     if not has(torch_ranks.python, "numpy"):
         pytest.skip("numpy is not installed")
@@ -167,7 +167,6 @@ close([v.grad], [torch.tensor([1.0, 2, 2, 2] if at == 0 else [1.0, 1, 2, 2])], "
 '''
 
 
-@pytest.mark.long
 def test_torch_meshes_of_ranks_compute_what_one_process_does(torch_ranks):
     if not has(torch_ranks.python, "torch.distributed.tensor"):
         pytest.skip("this torch has no meshes of ranks on the CPU")
