@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whose the exit code of a job is: its launcher's while its supervisor lives, whoever asks next
- * after that. */
+ * after that. What is left of supervisors that were killed. */
 #include "launch/agent/job_folder.h"
 
 #include <setjmp.h>
@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -54,10 +56,52 @@ static void job_folder_keeps_an_end_for_its_launcher(void **state)
     assert_int_equal(rmdir(runtime), 0);
 }
 
+static void make_unfinished(const char *base, int pid, char path_out[64])
+{
+    char lock[80];
+    snprintf(path_out, 64, "%s/.new-%d", base, pid);
+    snprintf(lock, sizeof lock, "%s/lock", path_out);
+    assert_int_equal(mkdir(path_out, S_IRWXU), 0);
+    FILE *file = fopen(lock, "w");
+    assert_non_null(file);
+    fclose(file);
+}
+
+static void job_folder_removes_what_a_killed_supervisor_has_not_finished(void **state)
+{
+    (void)state;
+    char runtime[] = "/tmp/gradus-test-XXXXXX", base[48], dead[64], alive[64], lock[80];
+    const gr_job_record record = {.run = "run", .command = "gradus run"};
+    gr_job_folder folder;
+    int listen_fd;
+    assert_non_null(mkdtemp(runtime));
+    assert_int_equal(setenv("XDG_RUNTIME_DIR", runtime, 1), 0);
+    snprintf(base, sizeof base, "%s/gradus", runtime);
+    assert_int_equal(mkdir(base, S_IRWXU), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        _exit(0);
+    }
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    make_unfinished(base, (int)pid, dead);
+    make_unfinished(base, (int)getppid(), alive);
+    assert_int_equal(gr_job_folder_create(NULL, &record, &folder, &listen_fd, NULL), GR_OK);
+    assert_int_equal(access(dead, F_OK), -1);
+    snprintf(lock, sizeof lock, "%s/lock", alive);
+    assert_int_equal(unlink(lock), 0);
+    assert_int_equal(rmdir(alive), 0);
+    close(listen_fd);
+    gr_job_folder_remove(&folder);
+    gr_job_folder_close(&folder);
+    assert_int_equal(rmdir(base), 0);
+    assert_int_equal(rmdir(runtime), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(job_folder_keeps_an_end_for_its_launcher),
+        cmocka_unit_test(job_folder_removes_what_a_killed_supervisor_has_not_finished),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

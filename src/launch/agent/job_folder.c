@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,6 +33,7 @@ enum {
 static const char *const files[] = {"lock",       "job",  "job.new",  "socket", "output",
                                     "output.old", "left", "left.new", "end",    "end.new"};
 
+#define HIDDEN_FORMAT ".new-%d"
 #define RECORD_FORMAT                                                                              \
     "gradus job 3\nstart %" PRId64 "\nidentity %" PRIx64                                           \
     "\nsupervisor %d launcher %d\nattempt %d of %d\nrun %s\ncommand "
@@ -425,11 +427,37 @@ static int fill(gr_job_folder *folder, const gr_job_record *record, int *listen_
     return gr_job_folder_write_record(folder, record);
 }
 
+/* Of supervisors that were killed while they made theirs. */
+static void remove_unfinished(int base_fd)
+{
+    int fd = openat(base_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), pid;
+    DIR *entries = fd >= 0 ? fdopendir(fd) : NULL;
+    for (struct dirent *entry; entries != NULL && (entry = readdir(entries)) != NULL;) {
+        if (sscanf(entry->d_name, HIDDEN_FORMAT, &pid) != 1 || kill(pid, 0) == 0 ||
+            errno != ESRCH) {
+            continue;
+        }
+        gr_job_folder left = {
+            .fd = openat(base_fd, entry->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)};
+        if (left.fd >= 0 && !is_held(&left)) {
+            remove_entries(base_fd, left.fd, entry->d_name);
+        }
+        if (left.fd >= 0) {
+            close(left.fd);
+        }
+    }
+    if (entries != NULL) {
+        closedir(entries);
+    } else if (fd >= 0) {
+        close(fd);
+    }
+}
+
 /* Under a name of its own until all is there. */
 static gr_status make(gr_job_folder *folder, const gr_job_record *record, char hidden[32],
                       int *listen_fd_out, gr_diag *diag)
 {
-    snprintf(hidden, 32, ".new-%d", (int)getpid());
+    snprintf(hidden, 32, HIDDEN_FORMAT, (int)getpid());
     if (mkdirat(folder->base_fd, hidden, S_IRWXU) != 0 && errno != EEXIST) {
         return gr_fail_errno(diag, "make a folder for", "the job", errno);
     }
@@ -462,6 +490,7 @@ gr_status gr_job_folder_create(const char *name, const gr_job_record *record,
     gr_status status = open_base(true, &folder.base_fd, diag);
     if (status == GR_OK) {
         remove_all_stale(name);
+        remove_unfinished(folder.base_fd);
         status = make(&folder, record, hidden, listen_fd_out, diag);
     }
     for (int i = 0; i < (name != NULL ? 1 : TRIES) && status == GR_OK && error == EEXIST; i++) {
