@@ -154,7 +154,7 @@ static bool take_message(following *of, int *code_out)
         clear_rest(of->kept, of->kept_count);
     }
     if (error == 0 || error == EAGAIN) {
-        of->loss->begun = of->loss->begun || error == 0;
+        of->loss->begun |= error == 0 && message.kind == GR_JOB_STATUS_IS;
         return false;
     }
     if (of->unsent != 0) {

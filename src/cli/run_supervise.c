@@ -53,10 +53,10 @@ static gr_status continue_lost(gr_cli_run *run, const gr_attach_loss *loss, gr_d
 {
     const gr_job_record *before = &loss->record;
     run->options.name = gr_arena_strdup(&run->arena, loss->name);
-    run->again = true;
     run->record.start_s = before->start_s;
     /* Who gives the line once more may do so any number of times. */
     run->record.attempt = before->attempt < before->restarts ? before->attempt + 1 : 1;
+    run->again = run->record.attempt > 0;
     memcpy(run->record.run, before->run, sizeof run->record.run);
     return run->options.name != NULL ? GR_OK
                                      : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a name");
@@ -256,7 +256,8 @@ static int launch_until_over(gr_cli_run *run, int64_t outlive_us, gr_attach_loss
                     "gradus: the process that supervises the job (gradus-job, pid %d) was killed "
                     "before the job had begun; another one is started\n",
                     (int)loss->supervisor);
-            lost = false;
+            gr_attach_find_lost(loss);
+            lost = loss->found; /* else it had no folder yet */
         } else if (lost) {
             code = restarts_after(loss) ? GR_ATTACH_LOST : GR_EXIT_FAILED;
         }

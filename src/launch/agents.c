@@ -25,6 +25,9 @@ enum { ARENA_BYTES_MAX = 256 << 20 }; /* of one host, for the time that it takes
 void gr_launch_job_notify_agent(const gr_host_agent *agent, int kind, int rank, int value)
 {
     const gr_agent_message message = {.kind = kind, .rank = rank, .pid = getpid(), .value = value};
+    if (kind == GR_AGENT_START) {
+        gr_supervisor_begin(agent->job->config->supervisor);
+    }
     if (gr_scheduler_is_active(gr_launch_job_host(agent)) && agent->control_fd >= 0) {
         (void)gr_agent_send(agent->control_fd, &message);
     }

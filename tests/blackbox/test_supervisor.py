@@ -327,6 +327,35 @@ def test_killed_before_the_job_has_begun(host, job, undisturbed, tmp_path):
     is_nothing_left(host, tmp_path)
 
 
+@pytest.mark.parametrize("launcher_too", [False, True])
+def test_killed_before_anything_is_started_costs_no_restart(host, tmp_path, launcher_too):
+    """It has its folder, and stands at a log that nobody reads."""
+    log, logs = tmp_path / "logs/rank.0.out", tmp_path / "logs"
+    logs.mkdir()
+    os.mkfifo(log)
+    words = ["run", "-np", 1, "--no-prefix", "--name", "up", "--restarts", 0, "--log-dir", logs,
+             "--", "sh", "-c", "echo up"]
+    launcher = host.start(*words)
+    wait_until(lambda: (tmp_path / "run/gradus/up").exists(), "the folder")
+    if launcher_too:
+        launcher.kill()
+        launcher.wait(timeout=TIMEOUT_S)
+    pid = kill_supervisor(host)
+    if launcher_too:
+        wait_for_state(host, "up", "lost")
+        launcher = host.start(*words)
+    wait_until(lambda: supervisors_of(host) not in ([], [pid]), "another one")
+    reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    out, err = finish(launcher)
+    os.close(reader)
+    assert out == "up\n" and err == (
+        "gradus: job up is lost: the process that supervised it was killed; it is restarted\n"
+        if launcher_too else
+        f"gradus: the process that supervises the job (gradus-job, pid {pid}) was killed before "
+        "the job had begun; another one is started\n")
+    is_nothing_left(host, tmp_path)
+
+
 def test_children_of_before_are_left_alone(host, tmp_path):
     """Of a shell that has become gradus run by exec."""
     launcher = host.start("-c", 'sleep 1000 & echo $!; exec "$@"', "sh", host.program, "run", "-np",

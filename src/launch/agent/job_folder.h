@@ -41,7 +41,8 @@ typedef struct gr_job_record {
     uint64_t identity;                  /* of command line and working folder */
     pid_t supervisor;                   /* its process number */
     pid_t launcher;                     /* that of its launcher; 0: none */
-    int attempt, restarts;              /* how often it was restarted; so often at most */
+    int attempt, restarts;              /* how often it was restarted, one less until something of
+                                           it was started; so often at most */
     char run[GR_JOB_RUN_BYTES];         /* GRADUS_RUN of its workers; no space in it */
     char command[GR_JOB_COMMAND_BYTES]; /* for people: one line, perhaps cut */
 } gr_job_record;

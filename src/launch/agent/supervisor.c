@@ -25,6 +25,7 @@ typedef struct visitor {
 struct gr_supervisor {
     gr_supervisor_config config; /* launcher_fd -1 with a process of its own: there is none */
     bool own;                    /* the launcher is this process */
+    bool begun;                  /* something of the job was started */
     int64_t alone_us;            /* since when there is none */
     uint64_t delivered[GR_JOB_STREAMS];
     gr_job_folder folder;
@@ -82,10 +83,19 @@ static gr_job_record complete(const gr_supervisor *supervisor, const gr_job_reco
     return now;
 }
 
+static void write_record(const gr_supervisor *supervisor, const gr_job_record *record)
+{
+    if (supervisor->log != NULL) {
+        const gr_job_record now = complete(supervisor, record);
+        (void)gr_job_folder_write_record(&supervisor->folder, &now);
+    }
+}
+
 gr_status gr_supervisor_publish(gr_supervisor *supervisor, const char *name,
                                 const gr_job_record *record, gr_diag *diag)
 {
-    const gr_job_record now = complete(supervisor, record);
+    gr_job_record now = complete(supervisor, record);
+    now.attempt--; /* until it is begun */
     gr_status status =
         gr_job_folder_create(name, &now, &supervisor->folder, &supervisor->listen_fd, diag);
     if (status == GR_OK) {
@@ -94,18 +104,36 @@ gr_status gr_supervisor_publish(gr_supervisor *supervisor, const char *name,
             gr_job_folder_remove(&supervisor->folder);
         }
     }
-    const gr_job_message begun = {.kind = GR_JOB_STATUS_IS};
-    if (status != GR_E_INVALID && supervisor->config.launcher_fd >= 0) {
-        (void)gr_job_send(supervisor->config.launcher_fd, &begun, NULL);
-    }
     return status;
 }
 
-void gr_supervisor_note_attempt(const gr_supervisor *supervisor, const gr_job_record *record)
+static void tell_begun(gr_supervisor *supervisor)
 {
-    if (supervisor != NULL && supervisor->log != NULL) {
-        const gr_job_record now = complete(supervisor, record);
-        (void)gr_job_folder_write_record(&supervisor->folder, &now);
+    const gr_job_message begun = {.kind = GR_JOB_STATUS_IS};
+    if (!supervisor->begun && supervisor->config.launcher_fd >= 0) {
+        (void)gr_job_send(supervisor->config.launcher_fd, &begun, NULL);
+    }
+    supervisor->begun = true;
+}
+
+void gr_supervisor_note_attempt(gr_supervisor *supervisor, const gr_job_record *record)
+{
+    if (supervisor != NULL) {
+        tell_begun(supervisor);
+        write_record(supervisor, record);
+    }
+}
+
+void gr_supervisor_begin(gr_supervisor *supervisor)
+{
+    gr_job_record record;
+    if (supervisor == NULL || supervisor->begun) {
+        return;
+    }
+    tell_begun(supervisor);
+    if (supervisor->log != NULL && gr_job_folder_record(&supervisor->folder, &record)) {
+        record.attempt++;
+        write_record(supervisor, &record);
     }
 }
 
@@ -114,7 +142,7 @@ static void note_processes(const gr_supervisor *supervisor)
 {
     gr_job_record record;
     if (supervisor->log != NULL && gr_job_folder_record(&supervisor->folder, &record)) {
-        gr_supervisor_note_attempt(supervisor, &record);
+        write_record(supervisor, &record);
     }
 }
 

@@ -47,14 +47,17 @@ typedef struct gr_supervisor_config {
 /* NULL: no memory. */
 gr_supervisor *gr_supervisor_create(const gr_supervisor_config *config);
 void gr_supervisor_destroy(gr_supervisor *supervisor); /* NULL ok */
-/* Makes the job's folder, after which it can be found, and tells the launcher that the job begins.
- * `record`: but supervisor and launcher. As gr_job_folder_create. Without a folder nobody can
- * attach, and the job ends with its launcher. */
+/* Makes the job's folder, after which it can be found. `record`: but supervisor and launcher. As
+ * gr_job_folder_create. Without a folder nobody can attach, and the job ends with its launcher. */
 gr_status gr_supervisor_publish(gr_supervisor *supervisor, const char *name,
                                 const gr_job_record *record, gr_diag *diag) GR_MUST_CHECK;
 
-/* The job is begun once more: another supervisor that continues it must know. `record` as above. */
-void gr_supervisor_note_attempt(const gr_supervisor *supervisor, const gr_job_record *record);
+/* Before the first process of the job is started: from now on a supervisor that is killed costs the
+ * job a restart, as launcher and record are told. Again: does nothing. NULL ok. */
+void gr_supervisor_begin(gr_supervisor *supervisor);
+/* The job is begun once more: another supervisor that continues it must know. `record` as above.
+ * NULL ok. */
+void gr_supervisor_note_attempt(gr_supervisor *supervisor, const gr_job_record *record);
 /* Who inherits it is a part of the job. NULL ok; -1: it has no folder. */
 int gr_supervisor_lock_fd(const gr_supervisor *supervisor);
 
