@@ -14,7 +14,7 @@ from test_submit_cluster import node  # noqa: F401: a fixture
 
 pytestmark = pytest.mark.long
 
-EPOCHS, EVAL_EVERY = 300, 300
+EPOCHS, EVAL_EVERY = 1500, 1500
 BASE = SOURCE / "deploy" / "base"
 IMAGE = "local.test/gradus:1"
 WAIT_S = 180
@@ -105,6 +105,8 @@ def test_job_is_scaled_suspended_and_loses_pods(gradus, node, operator, job, und
                       ({"workers": {"replicas": 1, "minReplicas": 2}}, "at least minReplicas")):
         assert why in refusal(node, {**manifest, "spec": {**manifest["spec"], **spec}})
     ask(node, "create", "-f", "-", text=json.dumps(manifest))
+    # Before that the loss of a pod ends the attempt, and workers train before it is known.
+    ask(node, "wait", "--for=condition=Running", "gradusjob/digits", f"--timeout={WAIT_S}s")
     wait_for("epoch", 1)
     ask(node, "delete", "pod", "digits-worker-0", "--grace-period=1")
     wait_for("recovered", 1)
