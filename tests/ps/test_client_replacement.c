@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What a client makes of a table of servers that comes while it connects, and what a server tells
- * its clients of a new one. All others are meshes of this thread: the test decides what each of
- * them says, and when. */
+/* What a client makes of a table of servers that comes while it connects, what a server tells its
+ * clients of a new one, and when a new one asks for its place. All others are meshes of this
+ * thread: the test decides what each of them says, and when. */
 
 #include "ps/message.h"
 #include "ps/server/membership_view.h"
@@ -357,11 +357,14 @@ static void *run_server(void *arg)
     return NULL;
 }
 
-static void real_start(real *r)
+/* Server 0. `others`: where all are, of which it replaces the first; NULL: it is that. */
+static void real_start(real *r, const char *others)
 {
     gr_ps_server_config config;
     gr_diag diag = {0};
     gr_ps_server_config_init(&config);
+    config.replaces = others != NULL;
+    config.others = others;
     config.servers = SERVERS_MAX;
     config.replicas = 1;
     config.secret = test_secret;
@@ -397,10 +400,10 @@ static void scripted_send_hello(scripted *s, int number, uint64_t incarnation)
                   gr_ps_put_hello(&hello, payload));
 }
 
-static void scripted_send_view(scripted *s, const gr_ps_membership *membership)
+static void scripted_send_view(scripted *s, const gr_ps_membership *membership, uint64_t stamp)
 {
     uint8_t payload[GR_PS_SMALL_MAX];
-    const gr_ps_beat beat = {.view = membership->own, .stamp = 1};
+    const gr_ps_beat beat = {.view = membership->own, .stamp = stamp};
     scripted_send(s, (gr_frame){.comm = GR_PS_VIEW}, payload, gr_ps_put_beat(&beat, payload));
 }
 
@@ -428,7 +431,7 @@ static void server_tells_where_a_new_one_is_once_that_has_said_so(void **state)
     gr_ps_membership membership;
     gr_ps_table_init(&table, SERVERS_MAX);
     gr_ps_membership_init(&membership, 1, &table);
-    real_start(&r);
+    real_start(&r, NULL);
     scripted_open(&one, 1, 0);
     scripted_open(&two, 2, 0);
     scripted_open(&renewed, 2, 0);
@@ -438,21 +441,21 @@ static void server_tells_where_a_new_one_is_once_that_has_said_so(void **state)
     scripted_send_place(&c, 2, 0, gr_mesh_address(two.mesh));
     scripted_connect(&one, &r);
     scripted_send_hello(&one, 1, 0);
-    scripted_send_view(&one, &membership);
+    scripted_send_view(&one, &membership, 1);
     scripted_connect(&two, &r);
     scripted_send_hello(&two, 2, 0);
-    scripted_send_view(&two, &membership);
+    scripted_send_view(&two, &membership, 1);
     (void)scripted_take(&c, GR_PS_DONE);
     gr_mesh_destroy(two.mesh);
 
     gr_ps_membership_lose(&membership, 2, false);
-    scripted_send_view(&one, &membership);
+    scripted_send_view(&one, &membership, 1);
     scripted_await_view(&one, 1);
     assert_true(gr_ps_table_lose(&table, 2));
     gr_ps_membership_init(&membership, 1, &table);
     scripted_connect(&renewed, &r);
     gr_ps_membership_add(&membership, 2, INCARNATION);
-    scripted_send_view(&one, &membership);
+    scripted_send_view(&one, &membership, 1);
     scripted_await_view(&one, 2);
     scripted_send_hello(&renewed, 2, INCARNATION);
     scripted_send_place(&renewed, 2, INCARNATION, gr_mesh_address(renewed.mesh));
@@ -469,6 +472,114 @@ static void server_tells_where_a_new_one_is_once_that_has_said_so(void **state)
     gr_mesh_destroy(c.mesh);
 }
 
+/* Server 1 agrees to a new server 2 that has said nothing here, and may die before it does: without
+ * the table that came of it server 1 would wait for it for ever. */
+static void server_hands_a_table_on_before_it_knows_where_its_new_server_is(void **state)
+{
+    (void)state;
+    enum { INCARNATION = 7 };
+    real r;
+    scripted one, two;
+    gr_ps_table table;
+    gr_ps_membership membership;
+    gr_ps_table_init(&table, SERVERS_MAX);
+    gr_ps_membership_init(&membership, 1, &table);
+    real_start(&r, NULL);
+    scripted_open(&one, 1, 0);
+    scripted_open(&two, 2, 0);
+    scripted_connect(&one, &r);
+    scripted_send_hello(&one, 1, 0);
+    scripted_send_view(&one, &membership, 1);
+    scripted_connect(&two, &r);
+    scripted_send_hello(&two, 2, 0);
+    scripted_send_view(&two, &membership, 1);
+    scripted_await_view(&two, 0);
+    gr_mesh_destroy(two.mesh);
+    gr_ps_membership_lose(&membership, 2, false);
+    scripted_send_view(&one, &membership, 1);
+    scripted_await_view(&one, 1);
+    assert_true(gr_ps_table_lose(&table, 2));
+    gr_ps_membership_init(&membership, 1, &table);
+    gr_ps_membership_add(&membership, 2, INCARNATION);
+    scripted_send_view(&one, &membership, 1);
+    (void)scripted_take(&one, GR_PS_TABLE);
+
+    real_stop(&r);
+    gr_mesh_destroy(one.mesh);
+}
+
+/* Until the server has heard the view with this stamp. False: it asked for its place before. */
+static bool scripted_await_echo(scripted *s, uint64_t stamp)
+{
+    uint8_t payload[GR_PS_SMALL_MAX];
+    gr_ps_beat beat = {.stamp = 0};
+    gr_diag diag = {0};
+    bool asked = false;
+    while (beat.echo != stamp) {
+        gr_frame frame = {0};
+        gr_status status;
+        scripted_accept(s);
+        while ((status = gr_link_peek(s->link, &frame)) == GR_PENDING) {
+            scripted_wait(s);
+        }
+        assert_int_equal(status, GR_OK);
+        asked = asked || frame.comm == GR_PS_PEER;
+        frame = scripted_read(s, (gr_ps_kind)frame.comm, payload);
+        if (frame.comm == GR_PS_VIEW) {
+            assert_int_equal(gr_ps_get_beat(payload, frame.size_bytes, &beat, &diag), GR_OK);
+        }
+    }
+    return !asked;
+}
+
+/* Server 2 greets a process in place of server 0, but does not know yet that server 0 is lost, and
+ * sends it away. Had that asked server 1 for its place, it would get it, and give up server 2. */
+static void new_server_asks_for_its_place_once_all_have_taken_it(void **state)
+{
+    (void)state;
+    uint8_t payload[GR_PS_SMALL_MAX];
+    char others[3 * GR_ADDRESS_BYTES];
+    real r;
+    scripted one, two;
+    gr_ps_table table;
+    gr_ps_membership membership;
+    scripted_open(&one, 1, 0);
+    scripted_open(&two, 2, 0);
+    gr_ps_table_init(&table, SERVERS_MAX);
+    assert_true(gr_ps_table_lose(&table, 0));
+    gr_ps_membership_init(&membership, 1, &table);
+    snprintf(others, sizeof others, "tcp:127.0.0.1:1,%s,%s", gr_mesh_address(one.mesh),
+             gr_mesh_address(two.mesh));
+    real_start(&r, others);
+    scripted_accept(&one);
+    scripted_send_hello(&one, 1, 0);
+    scripted_send_table(&one, &table);
+    scripted_send_view(&one, &membership, 1);
+    assert_true(scripted_await_echo(&one, 1));
+
+    scripted_accept(&two);
+    scripted_send_hello(&two, 2, 0);
+    (void)scripted_take(&two, GR_PS_VIEW); /* so it has heard the greeting */
+    scripted_send_view(&one, &membership, 2);
+    assert_true(scripted_await_echo(&one, 2));
+    gr_link_close(two.link, GR_E_AGAIN, "server 0 is not known to be lost");
+    while (!two.ended) {
+        scripted_wait(&two);
+    }
+    gr_mesh_remove(two.mesh, 0);
+    two.link = NULL;
+    scripted_accept(&two);
+    scripted_send_hello(&two, 2, 0);
+    scripted_send_view(&two, &membership, 1);
+    (void)scripted_read(&two, GR_PS_PEER, payload);
+    assert_string_equal((const char *)payload, gr_ps_server_address(r.server));
+    (void)scripted_take(&one, GR_PS_PEER);
+
+    real_stop(&r);
+    gr_mesh_destroy(one.mesh);
+    gr_mesh_destroy(two.mesh);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -476,6 +587,8 @@ int main(void)
         cmocka_unit_test(client_told_of_two_new_servers_connects_to_that_of_the_newest_table),
         cmocka_unit_test(client_reaching_a_server_that_the_table_has_lost_does_without_it),
         cmocka_unit_test(server_tells_where_a_new_one_is_once_that_has_said_so),
+        cmocka_unit_test(server_hands_a_table_on_before_it_knows_where_its_new_server_is),
+        cmocka_unit_test(new_server_asks_for_its_place_once_all_have_taken_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -298,21 +298,28 @@ bool gr_ps_send_places(gr_ps_server *server, gr_link *link, int except)
             server->table.incarnation[number] != 0) {
             const gr_ps_peer *peer = server->peers[number];
             const char *addresses = peer != NULL ? peer->addresses : server->address;
-            /* The others may have agreed to a process that has not said here who it is. */
+            /* The others may have agreed to a process that has not said here who it is. A client
+             * waits until it has, or is lost; a server may have to know that it is lost, and is
+             * dialled by it. */
             bool known = peer == NULL || peer->incarnation == server->table.incarnation[number];
-            room = known && addresses[0] != '\0' &&
-                   send_place(link, number, server->table.incarnation[number], addresses);
+            room = known
+                       ? addresses[0] != '\0' &&
+                             send_place(link, number, server->table.incarnation[number], addresses)
+                       : except >= 0;
         }
     }
     return room;
 }
 
-/* Once it reaches all that live. */
+/* Once all that live have taken it for the process that it is: they have said their views. Who has
+ * only greeted may still send it away, because it does not know yet that the process before is
+ * lost; and who agreed on the word of others, without knowing it, would give it up at once. */
 static void apply(gr_ps_server *server)
 {
     for (int number = 0; number < server->table.servers; number++) {
         const gr_ps_peer *peer = server->peers[number];
-        if (peer != NULL && server->table.alive[number] && peer->link == NULL) {
+        if (peer != NULL && server->table.alive[number] &&
+            (peer->link == NULL || peer->contact.stamp == 0)) {
             return;
         }
     }

@@ -123,8 +123,8 @@ gr_status gr_ps_peer_receive(gr_ps_server *server, gr_ps_peer *peer, gr_diag *di
 size_t gr_ps_put_own_hello(const gr_ps_server *server, uint8_t *out);
 bool gr_ps_note_send(gr_ps_peer *peer, gr_ps_note *note, gr_ps_kind kind, size_t size_bytes);
 bool gr_ps_note_free(gr_ps_peer *peer, gr_ps_note *note); /* may its text change? */
-/* Where the servers are that came later, but for `except`; false: the link has no room, or one has
- * not said it yet. */
+/* Where the servers are that came later, but for `except`: a server, which is told (-1: a client
+ * is). False: the link has no room, or a client is to wait for what one has not said yet. */
 bool gr_ps_send_places(gr_ps_server *server, gr_link *link, int except);
 
 /* copy.c */
