@@ -130,7 +130,22 @@ static const gr_config_field submit_fields[] = {
      AT(code),
      .value_name = "PATH",
      .help = "a file or folder that travels with the job, which then runs in it; otherwise the "
-             "program of the command, if it is a file here; pvc:CLAIM:/path: it is on that volume"},
+             "program of the command, if it is a file here; pvc:CLAIM:/path: it is on that volume; "
+             "s3://BUCKET/KEY, https://HOST/PATH: pods fetch this tar.gz"},
+    {.key = "upload",
+     .flag = "--upload",
+     .type = GR_CONFIG_TEXT,
+     AT(upload),
+     .value_name = "s3://BUCKET/FOLDER",
+     .help = "it travels by that store, not in ConfigMaps; keys, region and endpoint as the tools "
+             "of AWS find them"},
+    {.key = "code_image",
+     .flag = "--code-image",
+     .type = GR_CONFIG_TEXT,
+     AT(code_image),
+     .value_name = "IMAGE",
+     .help = "in which a program is unpacked, and fetched by curl, python3 or wget; otherwise that "
+             "of the job, or Python's where no image is given and it is fetched"},
     {.flag = "--volume",
      .type = GR_CONFIG_LIST,
      AT(volumes),
@@ -378,15 +393,18 @@ static gr_status prepare(gr_submit *submit, int argc, char *const *argv, gr_diag
 static gr_status print_all(const gr_submit *submit, gr_diag *diag)
 {
     size_t i;
-    json_t *object, *data;
+    const char *key;
+    json_t *object, *data, *value;
     gr_status status = GR_OK;
     json_array_foreach(submit->belongs, i, object)
     {
         data = json_object_get(object, "stringData");
-        if (data != NULL &&
-            json_object_set_new(data, "secret", json_string("not shown: each job gets its own")) !=
+        json_object_foreach(data, key, value)
+        {
+            if (json_object_set_new(data, key, json_string("not shown: each job gets its own")) !=
                 0) {
-            return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the objects");
+                return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the objects");
+            }
         }
         status = status == GR_OK ? gr_manifest_print(object, stdout, diag) : status;
     }
@@ -439,7 +457,10 @@ static int send_all(const gr_submit *submit, gr_diag *diag)
     int code = GR_EXIT_DONE;
     size_t i;
     json_t *manifest;
-    gr_status status = gr_cluster_open(&flags, &cluster, diag);
+    gr_status status = gr_submit_upload(&submit->code, diag); /* a signal ends it */
+    if (status == GR_OK) {
+        status = gr_cluster_open(&flags, &cluster, diag);
+    }
     if (status != GR_OK) {
         return gr_cli_refuse(status, diag);
     }
@@ -469,7 +490,7 @@ static int send_all(const gr_submit *submit, gr_diag *diag)
 
 int gr_verb_submit(int argc, char *const *argv)
 {
-    gr_submit submit = {.jobs = json_array(), .belongs = json_array()};
+    gr_submit submit = {.code.fd = -1, .jobs = json_array(), .belongs = json_array()};
     gr_diag diag = {0};
     bool help = false;
     int code;
@@ -490,7 +511,7 @@ int gr_verb_submit(int argc, char *const *argv)
     } else {
         code = status == GR_OK ? send_all(&submit, &diag) : gr_cli_refuse(status, &diag);
     }
-    free(submit.code.bytes);
+    gr_submit_code_fini(&submit.code);
     json_decref(submit.jobs);
     json_decref(submit.belongs);
     gr_arena_fini(&submit.arena);

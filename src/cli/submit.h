@@ -6,6 +6,7 @@
  * program, submit_manifest.c makes the objects, submit_check.c checks them, submit_send.c sends
  * them. */
 
+#include "base/hash.h"
 #include "cli/cluster.h"
 
 enum { GR_SUBMIT_JOB, GR_SUBMIT_MPI, GR_SUBMIT_TF, GR_SUBMIT_PYTORCH };
@@ -16,7 +17,7 @@ typedef struct gr_submit_options {
     int kind;
     int64_t workers, ps, gpus, slots; /* 0: not given */
     const char *cpus, *memory, *launcher_cpus, *launcher_memory, *ps_cpus, *ps_memory;
-    const char *image, *name, *code, *gpu_resource, *service_account;
+    const char *image, *name, *code, *upload, *code_image, *gpu_resource, *service_account;
     const char *const *env, *const *env_from, *const *volumes, *const *node_selector, *const *set;
     bool elastic, follow, wait, dry_run;
     int output;
@@ -27,6 +28,10 @@ typedef struct gr_submit_code {
     char *bytes; /* NULL: none travels */
     size_t size_bytes;
     bool is_packed; /* tar.gz; else the one file itself, `path` from the working folder */
+    int fd;         /* an archive that is to be uploaded, of `size_bytes`; -1: none */
+    char *url;      /* from which pods fetch it, a secret; NULL: they do not */
+    char *put_url;  /* to which it is uploaded, a secret */
+    char sha256[GR_SHA256_HEX_BYTES]; /* of what is uploaded; "": nobody knows */
     char path[256];
     const char *volume;    /* a claim that has it; NULL */
     const char *work_path; /* where the command runs; NULL: as the image says */
@@ -50,8 +55,11 @@ typedef struct gr_submit {
 } gr_submit;
 
 /* submit_code.c: finds what is to travel, and packs it. Words of the command that name it are
- * changed to where it will be. GR_E_INVALID, GR_E_IO, GR_E_NO_MEMORY. */
+ * changed to where it will be. GR_E_INVALID, GR_E_NOT_FOUND, GR_E_IO, GR_E_NO_MEMORY. */
 gr_status gr_submit_pack(gr_submit *submit, gr_diag *diag) GR_MUST_CHECK;
+/* Puts what is to be uploaded into its store, and blocks until it is there. As gr_http_put_file. */
+gr_status gr_submit_upload(const gr_submit_code *code, gr_diag *diag) GR_MUST_CHECK;
+void gr_submit_code_fini(gr_submit_code *code);
 
 /* submit_manifest.c: the job of the flags, and what belongs to it. GR_E_INVALID, GR_E_NO_MEMORY. */
 gr_status gr_submit_make(gr_submit *submit, gr_diag *diag) GR_MUST_CHECK;

@@ -1,19 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The program that travels with a job: one file as it is, or a folder as tar.gz. */
+/* The program that travels with a job: one file as it is, or a folder as tar.gz. What is too large
+ * for ConfigMaps goes to a store of objects, from which pods fetch it. */
 
 #include "base/fail.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/text.h"
+#include "cli/s3.h"
 #include "cli/submit.h"
+#include "kube/http.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 #include <zlib.h>
 
@@ -26,8 +32,10 @@ enum {
     COPY_BYTES = 64 << 10,
     GZIP_WINDOW = 15 + 16,
     GZIP_MEMORY = 8,
-    CODE_BYTES_MAX = GR_SUBMIT_PARTS_MAX * GR_SUBMIT_PART_BYTES
+    CODE_BYTES_MAX = GR_SUBMIT_PARTS_MAX * GR_SUBMIT_PART_BYTES,
+    KEY_HEX = 16 /* of an archive's hash, in its name */
 };
+#define UPLOAD_BYTES_MAX (INT64_C(5) << 30) /* of one PUT, at AWS */
 
 /* ---- tar.gz ---------------------------------------------------------------------------------- */
 
@@ -35,6 +43,9 @@ typedef struct archive {
     z_stream zip;
     char *bytes;
     size_t used, room;
+    int fd; /* of the file that gets what fills `bytes`; -1: they grow */
+    gr_sha256 *sha;
+    int64_t written; /* to the file */
     int files;
     const char *top; /* as the user named it */
 } archive;
@@ -44,9 +55,50 @@ static gr_status too_large(const char *path, gr_diag *diag)
     return gr_fail(
         diag, GR_E_INVALID,
         "--code %.200s: packed it has more than %d KiB, which is the most that ConfigMaps "
-        "of a job carry; put it on a volume that pods can mount (--code "
-        "pvc:CLAIM:/path), or leave out what the program does not need",
+        "of a job carry; let it go by a store of objects (--upload s3://BUCKET/FOLDER), put it on "
+        "a volume that pods can mount (--code pvc:CLAIM:/path), or leave out what the program does "
+        "not need",
         path, CODE_BYTES_MAX >> 10);
+}
+
+/* What has been packed goes to the file. */
+static gr_status write_out(archive *to, gr_diag *diag)
+{
+    char text[GR_ERRNO_TEXT_BYTES];
+    int error = gr_fd_write(to->fd, to->bytes, to->used);
+    to->written += (int64_t)to->used;
+    if (error != 0) {
+        return gr_fail(diag, GR_E_IO, "cannot pack %.200s into a temporary file (TMPDIR): %s",
+                       to->top, gr_text_errno(error, text));
+    }
+    if (to->written > UPLOAD_BYTES_MAX) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "--code %.200s: packed it has more than %" PRId64 " GiB, the most that is "
+                       "uploaded at once; put it on a volume (--code pvc:CLAIM:/path)",
+                       to->top, UPLOAD_BYTES_MAX >> 30);
+    }
+    gr_status status = gr_sha256_add(to->sha, to->bytes, to->used);
+    to->used = 0;
+    return status == GR_OK ? GR_OK : gr_fail(diag, status, "no SHA-256 of %.200s", to->top);
+}
+
+/* Room for more of the archive. */
+static gr_status make_room(archive *to, gr_diag *diag)
+{
+    if (to->fd >= 0 && to->room > 0) {
+        return write_out(to, diag);
+    }
+    if (to->room > CODE_BYTES_MAX) {
+        return too_large(to->top, diag);
+    }
+    size_t room = to->room > 0 ? 2 * to->room : COPY_BYTES;
+    char *bytes = realloc(to->bytes, room);
+    if (bytes == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory to pack %.200s", to->top);
+    }
+    to->bytes = bytes;
+    to->room = room;
+    return GR_OK;
 }
 
 static gr_status deflate_all(archive *to, const void *data, size_t size_bytes, int flush,
@@ -56,17 +108,9 @@ static gr_status deflate_all(archive *to, const void *data, size_t size_bytes, i
     to->zip.avail_in = (uInt)size_bytes;
     int code = Z_OK;
     do {
-        if (to->used == to->room) {
-            if (to->room > CODE_BYTES_MAX) {
-                return too_large(to->top, diag);
-            }
-            size_t room = to->room > 0 ? 2 * to->room : COPY_BYTES;
-            char *bytes = realloc(to->bytes, room);
-            if (bytes == NULL) {
-                return gr_fail(diag, GR_E_NO_MEMORY, "no memory to pack %.200s", to->top);
-            }
-            to->bytes = bytes;
-            to->room = room;
+        gr_status status = to->used == to->room ? make_room(to, diag) : GR_OK;
+        if (status != GR_OK) {
+            return status;
         }
         to->zip.next_out = (Bytef *)to->bytes + to->used;
         to->zip.avail_out = (uInt)(to->room - to->used);
@@ -262,41 +306,83 @@ static gr_status add_folder(archive *to, int folder, const char *path, int depth
     return status;
 }
 
-/* Packs a folder (path_inside ""), or one file with its path in the archive. */
-static gr_status pack(const char *path, const char *path_inside, gr_submit_code *code,
-                      gr_diag *diag)
+/* A folder (path_inside ""), or one file with its path in the archive. */
+static gr_status pack_all(archive *to, const char *path_inside, gr_diag *diag)
 {
     static const char zeros[2 * BLOCK];
-    archive to = {.top = path};
-    if (deflateInit2(&to.zip, Z_BEST_COMPRESSION, Z_DEFLATED, GZIP_WINDOW, GZIP_MEMORY,
-                     Z_DEFAULT_STRATEGY) != Z_OK) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory to pack %.200s", path);
-    }
     gr_status status;
     if (path_inside[0] != '\0') {
         struct stat facts;
-        status = stat(path, &facts) == 0 ? add_file(&to, AT_FDCWD, path, path_inside, &facts, diag)
-                                         : gr_fail_errno(diag, "read", path, errno);
+        status = stat(to->top, &facts) == 0
+                     ? add_file(to, AT_FDCWD, to->top, path_inside, &facts, diag)
+                     : gr_fail_errno(diag, "read", to->top, errno);
     } else {
-        int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        status = folder >= 0 ? add_folder(&to, folder, "", 0, diag)
-                             : gr_fail_errno(diag, "read", path, errno);
+        int folder = open(to->top, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        status = folder >= 0 ? add_folder(to, folder, "", 0, diag)
+                             : gr_fail_errno(diag, "read", to->top, errno);
     }
     if (status == GR_OK) {
-        status = deflate_all(&to, zeros, sizeof zeros, Z_FINISH, diag);
+        status = deflate_all(to, zeros, sizeof zeros, Z_FINISH, diag);
     }
-    deflateEnd(&to.zip);
-    if (status == GR_OK && to.used > CODE_BYTES_MAX) {
-        status = too_large(path, diag);
+    if (status == GR_OK && to->fd >= 0) {
+        status = write_out(to, diag);
+    } else if (status == GR_OK && to->used > CODE_BYTES_MAX) {
+        status = too_large(to->top, diag);
     }
-    if (status != GR_OK) {
-        free(to.bytes);
-        return status;
+    return status;
+}
+
+/* A file without a name. */
+static gr_status open_temporary(int *fd_out, gr_diag *diag)
+{
+    const char *folder = getenv("TMPDIR");
+    char path[PATH_MAX];
+    folder = folder != NULL && folder[0] != '\0' ? folder : "/tmp";
+    if (snprintf(path, sizeof path, "%s/gradus-code-XXXXXX", folder) >= (int)sizeof path) {
+        return gr_fail(diag, GR_E_INVALID, "TMPDIR is too long a path");
     }
-    code->bytes = to.bytes;
-    code->size_bytes = to.used;
-    code->is_packed = true;
+    *fd_out = mkostemp(path, O_CLOEXEC);
+    if (*fd_out < 0) {
+        return gr_fail_errno(diag, "write", path, errno);
+    }
+    unlink(path);
     return GR_OK;
+}
+
+static gr_status pack(gr_submit *submit, const char *path, const char *path_inside, gr_diag *diag)
+{
+    gr_submit_code *code = &submit->code;
+    archive to = {.top = path, .fd = -1};
+    if (submit->options.upload != NULL) {
+        gr_status status = open_temporary(&to.fd, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+    }
+    bool is_ready = deflateInit2(&to.zip, Z_BEST_COMPRESSION, Z_DEFLATED, GZIP_WINDOW, GZIP_MEMORY,
+                                 Z_DEFAULT_STRATEGY) == Z_OK &&
+                    (to.fd < 0 || gr_sha256_create(&to.sha) == GR_OK);
+    gr_status status = is_ready ? pack_all(&to, path_inside, diag)
+                                : gr_fail(diag, GR_E_NO_MEMORY, "no memory to pack %.200s", path);
+    deflateEnd(&to.zip);
+    if (status == GR_OK && to.sha != NULL) {
+        status = gr_sha256_end(to.sha, code->sha256);
+    }
+    gr_sha256_destroy(to.sha);
+    code->is_packed = status == GR_OK;
+    if (status == GR_OK && to.fd < 0) {
+        code->bytes = to.bytes;
+        code->size_bytes = to.used;
+        return GR_OK;
+    }
+    free(to.bytes);
+    if (status == GR_OK) {
+        code->fd = to.fd;
+        code->size_bytes = (size_t)to.written;
+    } else if (to.fd >= 0) {
+        close(to.fd);
+    }
+    return status;
 }
 
 /* ---- What travels ---------------------------------------------------------------------------- */
@@ -352,8 +438,8 @@ static gr_status take_file(gr_submit *submit, const char *path, int word, gr_dia
         ((char **)(uintptr_t)submit->words)[word] = moved;
     }
     snprintf(code->path, sizeof code->path, "%s", inside);
-    if (facts.st_size > GR_SUBMIT_PART_BYTES) {
-        return pack(path, inside, code, diag);
+    if (facts.st_size > GR_SUBMIT_PART_BYTES || submit->options.upload != NULL) {
+        return pack(submit, path, inside, diag);
     }
     return gr_file_read(path, GR_SUBMIT_PART_BYTES, &code->bytes, &code->size_bytes, diag);
 }
@@ -390,7 +476,67 @@ static gr_status move_words(gr_submit *submit, const char *folder, gr_diag *diag
     return GR_OK;
 }
 
-gr_status gr_submit_pack(gr_submit *submit, gr_diag *diag)
+/* The URLs by which the archive `text` ("s3://BUCKET/KEY") is fetched, and put (NULL: not). */
+static gr_status sign(gr_submit *submit, const char *text, char **put_url_out, gr_diag *diag)
+{
+    gr_submit_code *code = &submit->code;
+    gr_s3_access access;
+    gr_s3_place place;
+    int64_t now_s = (int64_t)time(NULL);
+    gr_status status = gr_s3_access_find(&access, diag);
+    if (status == GR_OK) {
+        status = gr_s3_place_read(&access, text, &submit->arena, &place, diag);
+    }
+    if (status == GR_OK) {
+        code->url = gr_s3_sign(&access, &place, "GET", GR_S3_LONGEST_S, now_s, &submit->arena);
+        if (put_url_out != NULL) {
+            *put_url_out =
+                gr_s3_sign(&access, &place, "PUT", GR_S3_LONGEST_S, now_s, &submit->arena);
+        }
+        if (code->url == NULL || (put_url_out != NULL && *put_url_out == NULL)) {
+            status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for a URL");
+        }
+    }
+    gr_s3_access_fini(&access);
+    return status;
+}
+
+/* An archive that pods fetch. */
+static gr_status take_url(gr_submit *submit, gr_diag *diag)
+{
+    const char *text = submit->options.code;
+    submit->code.is_packed = true;
+    if (submit->options.upload != NULL) {
+        return gr_fail(diag, GR_E_INVALID, "--code %.200s is not here, so --upload means nothing",
+                       text);
+    }
+    if (strncmp(text, "s3://", 5) == 0) {
+        return sign(submit, text, NULL, diag);
+    }
+    if (strncmp(text, "https://", 8) != 0 || strpbrk(text, " \t\r\n\"\\") != NULL) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "--code %.200s: an archive (tar.gz) that pods fetch is named by "
+                       "https://HOST/PATH or s3://BUCKET/KEY; http:// would let anybody on the way "
+                       "replace it",
+                       text);
+    }
+    submit->code.url = gr_arena_strdup(&submit->arena, text);
+    return submit->code.url != NULL ? GR_OK : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a URL");
+}
+
+/* An archive is named by its contents: the same one is put there once. */
+static gr_status sign_upload(gr_submit *submit, gr_diag *diag)
+{
+    const char *folder = submit->options.upload;
+    size_t length = strlen(folder);
+    char *text =
+        gr_arena_printf(&submit->arena, "%s%sgradus-%.*s.tar.gz", folder,
+                        folder[length - 1] == '/' ? "" : "/", KEY_HEX, submit->code.sha256);
+    return text != NULL ? sign(submit, text, &submit->code.put_url, diag)
+                        : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a URL");
+}
+
+static gr_status find_code(gr_submit *submit, gr_diag *diag)
 {
     const char *code = submit->options.code;
     int word = program_of(submit->words);
@@ -402,6 +548,9 @@ gr_status gr_submit_pack(gr_submit *submit, gr_diag *diag)
         return take_volume(submit, diag);
     }
     submit->code.work_path = WORK_PATH;
+    if (code != NULL && strstr(code, "://") != NULL) {
+        return take_url(submit, diag);
+    }
     if (code == NULL) {
         return take_file(submit, submit->words[word], word, diag);
     }
@@ -413,5 +562,40 @@ gr_status gr_submit_pack(gr_submit *submit, gr_diag *diag)
                          word >= 0 && strcmp(submit->words[word], code) == 0 ? word : -1, diag);
     }
     gr_status status = move_words(submit, code, diag);
-    return status == GR_OK ? pack(code, "", &submit->code, diag) : status;
+    return status == GR_OK ? pack(submit, code, "", diag) : status;
+}
+
+gr_status gr_submit_pack(gr_submit *submit, gr_diag *diag)
+{
+    const char *upload = submit->options.upload;
+    if (upload != NULL && strncmp(upload, "s3://", 5) != 0) {
+        return gr_fail(diag, GR_E_INVALID, "--upload %.200s: it must be s3://BUCKET/FOLDER",
+                       upload);
+    }
+    gr_status status = find_code(submit, diag);
+    if (status != GR_OK || upload == NULL) {
+        return status;
+    }
+    if (submit->code.fd < 0) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "--upload %.200s: no file or folder travels with this command; name one by "
+                       "--code",
+                       upload);
+    }
+    return sign_upload(submit, diag);
+}
+
+gr_status gr_submit_upload(const gr_submit_code *code, gr_diag *diag)
+{
+    return code->fd < 0 ? GR_OK
+                        : gr_http_put_file(code->put_url, code->fd, (int64_t)code->size_bytes,
+                                           getenv("AWS_CA_BUNDLE"), diag);
+}
+
+void gr_submit_code_fini(gr_submit_code *code)
+{
+    free(code->bytes);
+    if (code->fd >= 0) {
+        close(code->fd);
+    }
 }

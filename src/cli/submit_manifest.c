@@ -16,6 +16,7 @@
 
 #define WORK_PATH "/gradus/work"
 #define CODE_PATH "/gradus/code"
+#define PYTHON_IMAGE "docker.io/library/python:3-slim"
 
 enum {
     HOST_BYTES = 63, /* of the name of a host, which pods get from the job's */
@@ -209,14 +210,50 @@ static void add_claim(maker *m, json_t *spec, json_t *mounts, const char *text, 
                      &m->no_memory);
 }
 
-static void add_unpacking(maker *m, json_t *spec, json_t *container)
+/* What fetches the archive: whatever of three the image has. The URL is a secret, and stands in no
+ * command line where that can be avoided. */
+static const char fetch_script[] =
+    "set -e\n"
+    "if command -v curl >/dev/null; then\n"
+    "  printf 'url = \"%s\"\\n' \"$GRADUS_CODE_URL\" |\n"
+    "    curl -fsSL --retry 5 --connect-timeout 10 -K - -o " CODE_PATH "/code.tar.gz\n"
+    "elif command -v python3 >/dev/null; then\n"
+    "  python3 -c 'import os, urllib.request as u; u.urlretrieve(os.environ[\"GRADUS_CODE_URL\"], "
+    "\"" CODE_PATH "/code.tar.gz\")'\n"
+    "elif command -v wget >/dev/null; then\n"
+    "  wget -q -O " CODE_PATH "/code.tar.gz \"$GRADUS_CODE_URL\"\n"
+    "else\n"
+    "  echo 'this image has none of curl, python3 and wget to fetch the program; name one that has "
+    "by --code-image' >&2\n"
+    "  exit 1\n"
+    "fi\n"
+    "if [ -n \"$GRADUS_CODE_SHA256\" ]; then\n"
+    "  echo \"$GRADUS_CODE_SHA256  " CODE_PATH "/code.tar.gz\" | sha256sum -c - >/dev/null || {\n"
+    "    echo 'what was fetched is not the program that was uploaded' >&2; exit 1; }\n"
+    "fi\n"
+    "tar xzf " CODE_PATH "/code.tar.gz -C " WORK_PATH "\n"
+    "rm -f " CODE_PATH "/code.tar.gz\n";
+
+static const char unpack_script[] = "cat " CODE_PATH "/part-* | tar xzf - -C " WORK_PATH;
+
+static void add_unpacking(maker *m, json_t *spec)
 {
-    json_t *unpack =
-        json_pack("{s:s, s:O, s:[s, s, s], s:s, s:[{s:s, s:s}, {s:s, s:s}]}", "name", "unpack",
-                  "image", json_object_get(container, "image"), "command", "/bin/sh", "-c",
-                  "cat " CODE_PATH "/part-* | tar xzf - -C " WORK_PATH, "terminationMessagePolicy",
-                  "FallbackToLogsOnError", "volumeMounts", "name", "code", "mountPath", CODE_PATH,
-                  "name", "work", "mountPath", WORK_PATH);
+    const gr_submit_code *code = &m->submit->code;
+    const char *image = m->options->code_image != NULL ? m->options->code_image : m->options->image;
+    json_t *unpack = json_pack(
+        "{s:s, s:s, s:[s, s, s], s:s, s:[{s:s, s:s}, {s:s, s:s}]}", "name", "unpack", "image",
+        image, "command", "/bin/sh", "-c", code->url != NULL ? fetch_script : unpack_script,
+        "terminationMessagePolicy", "FallbackToLogsOnError", "volumeMounts", "name", "code",
+        "mountPath", CODE_PATH, "name", "work", "mountPath", WORK_PATH);
+    if (code->url != NULL) {
+        json_t *env = gr_object_list(unpack, "env", &m->no_memory);
+        gr_object_append(env,
+                         json_pack("{s:s, s:{s:{s:o, s:s}}}", "name", "GRADUS_CODE_URL",
+                                   "valueFrom", "secretKeyRef", "name",
+                                   json_sprintf("%s-code", m->submit->name), "key", "url"),
+                         &m->no_memory);
+        add_variable(m, env, "GRADUS_CODE_SHA256", json_string(code->sha256));
+    }
     if (m->options->cpus != NULL || m->options->memory != NULL) { /* quotas may ask for limits */
         gr_object_put(unpack, "resources", resources(m, m->options->cpus, m->options->memory, 0),
                       &m->no_memory);
@@ -231,7 +268,25 @@ static size_t parts_of(const gr_submit_code *code)
                : (code->size_bytes + GR_SUBMIT_PART_BYTES - 1) / GR_SUBMIT_PART_BYTES;
 }
 
-static void add_code(maker *m, json_t *spec, json_t *container, json_t *mounts)
+/* As parts in ConfigMaps, or empty: it is fetched. */
+static json_t *archive_volume(maker *m)
+{
+    const gr_submit_code *code = &m->submit->code;
+    if (code->url != NULL) {
+        return json_pack("{s:s, s:{}}", "name", "code", "emptyDir");
+    }
+    json_t *sources = json_array();
+    for (size_t i = 0; i < parts_of(code); i++) {
+        gr_object_append(sources,
+                         json_pack("{s:{s:o, s:[{s:s, s:o}]}}", "configMap", "name",
+                                   json_sprintf("%s-code-%zu", m->submit->name, i), "items", "key",
+                                   "program", "path", json_sprintf("part-%zu", i)),
+                         &m->no_memory);
+    }
+    return json_pack("{s:s, s:{s:o}}", "name", "code", "projected", "sources", sources);
+}
+
+static void add_code(maker *m, json_t *spec, json_t *mounts)
 {
     const gr_submit_code *code = &m->submit->code;
     json_t *volumes = gr_object_list(spec, "volumes", &m->no_memory);
@@ -249,18 +304,8 @@ static void add_code(maker *m, json_t *spec, json_t *container, json_t *mounts)
                          &m->no_memory);
         return;
     }
-    json_t *sources = json_array();
-    for (size_t i = 0; i < parts_of(code); i++) {
-        gr_object_append(sources,
-                         json_pack("{s:{s:o, s:[{s:s, s:o}]}}", "configMap", "name",
-                                   json_sprintf("%s-code-%zu", m->submit->name, i), "items", "key",
-                                   "program", "path", json_sprintf("part-%zu", i)),
-                         &m->no_memory);
-    }
-    gr_object_append(volumes,
-                     json_pack("{s:s, s:{s:o}}", "name", "code", "projected", "sources", sources),
-                     &m->no_memory);
-    add_unpacking(m, spec, container);
+    gr_object_append(volumes, archive_volume(m), &m->no_memory);
+    add_unpacking(m, spec);
 }
 
 /* "secret/NAME" or "configmap/NAME" */
@@ -298,8 +343,8 @@ static json_t *make_pod(maker *m, const char *container_name, json_t *command, j
         gr_object_append(gr_object_list(container, "envFrom", no_memory),
                          from_object(o->env_from[i]), no_memory);
     }
-    if (m->submit->code.bytes != NULL) {
-        add_code(m, spec, container, mounts);
+    if (m->submit->code.bytes != NULL || m->submit->code.url != NULL) {
+        add_code(m, spec, mounts);
     }
     size_t claims = 0;
     if (m->submit->code.volume != NULL) {
@@ -468,6 +513,16 @@ static json_t *make_service(const maker *m)
                      "master", "port", MASTER_PORT, "name", "coordinator", "port", MASTER_PORT + 1);
 }
 
+static void add_code_secret(maker *m, json_t *belongs)
+{
+    gr_object_append(belongs,
+                     json_pack("{s:s, s:s, s:o, s:s, s:{s:s}}", "apiVersion", "v1", "kind",
+                               "Secret", "metadata",
+                               metadata_of(m, json_sprintf("%s-code", m->submit->name)), "type",
+                               "Opaque", "stringData", "url", m->submit->code.url),
+                     &m->no_memory);
+}
+
 static gr_status add_secret(maker *m, json_t *belongs, gr_diag *diag)
 {
     uint8_t secret[SECRET_BYTES];
@@ -606,8 +661,11 @@ static gr_status find_image(gr_submit *submit, gr_diag *diag)
                        "--image is missing: a job of this kind needs an image that has its "
                        "framework");
     }
-    o->image = strncmp(submit->words[0], "python", 6) == 0 ? "docker.io/library/python:3-slim"
-                                                           : "docker.io/library/debian:stable-slim";
+    bool is_python = strncmp(submit->words[0], "python", 6) == 0;
+    o->image = is_python ? PYTHON_IMAGE : "docker.io/library/debian:stable-slim";
+    if (!is_python && submit->code.url != NULL && o->code_image == NULL) {
+        o->code_image = PYTHON_IMAGE; /* Debian's has nothing that fetches */
+    }
     return GR_OK;
 }
 
@@ -637,6 +695,9 @@ gr_status gr_submit_make(gr_submit *submit, gr_diag *diag)
         status = add_secret(&m, submit->belongs, diag);
     }
     add_config_maps(&m, submit->belongs);
+    if (submit->code.url != NULL) {
+        add_code_secret(&m, submit->belongs);
+    }
     gr_object_append(submit->jobs, makes[o->kind](&m), &m.no_memory);
     if (status == GR_OK && m.no_memory) {
         status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for the objects of the job");

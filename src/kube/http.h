@@ -2,8 +2,8 @@
 #ifndef GR_KUBE_HTTP_H
 #define GR_KUBE_HTTP_H
 
-/* HTTP/1.1 over TLS to one server: the only part that knows libcurl. http_none.c is its place in a
- * build without libcurl. */
+/* HTTP/1.1 over TLS to one server, and a file to any: the only part that knows libcurl. http_none.c
+ * is its place in a build without libcurl. */
 
 #include "base/clock.h"
 #include "kube/access.h"
@@ -48,5 +48,12 @@ gr_status gr_http_start(gr_http *http, const gr_http_request *request, gr_http_c
                         gr_diag *diag) GR_MUST_CHECK;
 /* Nothing is called for it any more. Not in its own `end`; in all other callbacks as well. */
 void gr_http_stop(gr_http *http, gr_http_call *call);
+
+/* http_put.c: PUTs the file to a URL of any server and blocks until the server has it, or has
+ * moved no byte for a minute. `ca_path`: certificates to trust in place of the system's; NULL.
+ * Sentences name the URL without its query, which may be a secret. GR_E_AUTH, GR_E_NOT_FOUND and
+ * GR_E_INVALID: the server refuses it; GR_E_PEER_LOST, GR_E_TIMEOUT, GR_E_IO, GR_E_UNSUPPORTED. */
+gr_status gr_http_put_file(const char *url, int fd, int64_t size_bytes, const char *ca_path,
+                           gr_diag *diag) GR_MUST_CHECK;
 
 #endif

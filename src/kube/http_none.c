@@ -50,3 +50,15 @@ void gr_http_stop(gr_http *http, gr_http_call *call)
     (void)http;
     (void)call;
 }
+
+gr_status gr_http_put_file(const char *url, int fd, int64_t size_bytes, const char *ca_path,
+                           gr_diag *diag)
+{
+    (void)url;
+    (void)fd;
+    (void)size_bytes;
+    (void)ca_path;
+    return gr_fail(diag, GR_E_UNSUPPORTED,
+                   "this gradus is built without libcurl, and uploads "
+                   "nothing; take one that is built with it");
+}
