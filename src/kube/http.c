@@ -130,15 +130,20 @@ gr_status gr_http_create(const gr_kube_access *access, gr_http **http_out, gr_di
     return GR_OK;
 }
 
-static void free_call(gr_http_call *call)
+static void free_parts(gr_http_call *call)
 {
-    curl_multi_remove_handle(call->http->multi, call->easy);
     curl_easy_cleanup(call->easy);
     for (struct curl_slist *header = call->headers; header != NULL; header = header->next) {
         gr_wipe(header->data, strlen(header->data)); /* the token is one of them */
     }
     curl_slist_free_all(call->headers);
     curl_slist_free_all(call->connect_to);
+}
+
+static void free_call(gr_http_call *call)
+{
+    curl_multi_remove_handle(call->http->multi, call->easy);
+    free_parts(call);
     if (call->link != NULL) {
         *call->link = call->next;
         if (call->next != NULL) {
@@ -472,4 +477,88 @@ void gr_http_run(gr_http *http)
     }
     reap(http);
     arm(http);
+}
+
+/* ---- Bytes ----------------------------------------------------------------------------------- */
+
+struct gr_http_bytes {
+    gr_http_call call; /* that libcurl never sends: its URL, its certificates, its handle */
+    const gr_kube_access *access;
+    curl_socket_t fd;
+};
+
+static gr_status fail_bytes(gr_http_bytes *bytes, CURLcode code, gr_diag *diag)
+{
+    return gr_fail(diag, classify(code), "%.120s: %.200s%s", bytes->access->server,
+                   bytes->call.error[0] != '\0' ? bytes->call.error : curl_easy_strerror(code),
+                   advice(code));
+}
+
+gr_status gr_http_bytes_open(const gr_kube_access *access, gr_http_bytes **bytes_out, gr_diag *diag)
+{
+    gr_http_bytes *bytes = calloc(1, sizeof *bytes);
+    if (bytes == NULL || (bytes->call.easy = curl_easy_init()) == NULL) {
+        free(bytes);
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a connection");
+    }
+    CURL *easy = bytes->call.easy;
+    bytes->access = access;
+    bool done = set_url(&bytes->call, access, "/") && set_identity(&bytes->call, access);
+    curl_easy_setopt(easy, CURLOPT_CONNECT_ONLY, 1L);
+    curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "https");
+    curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
+    curl_easy_setopt(easy, CURLOPT_SSLVERSION, (long)CURL_SSLVERSION_TLSv1_2);
+    curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, (long)CONNECT_MS);
+    curl_easy_setopt(easy, CURLOPT_TCP_KEEPALIVE, 1L);
+    curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, bytes->call.error);
+    CURLcode code = done ? curl_easy_perform(easy) : CURLE_OUT_OF_MEMORY;
+    if (code == CURLE_OK) {
+        code = curl_easy_getinfo(easy, CURLINFO_ACTIVESOCKET, &bytes->fd);
+    }
+    if (code != CURLE_OK) {
+        gr_status status = fail_bytes(bytes, code, diag);
+        gr_http_bytes_close(bytes);
+        return status;
+    }
+    *bytes_out = bytes;
+    return GR_OK;
+}
+
+void gr_http_bytes_close(gr_http_bytes *bytes)
+{
+    if (bytes != NULL) {
+        free_parts(&bytes->call);
+        free(bytes);
+    }
+}
+
+int gr_http_bytes_fd(const gr_http_bytes *bytes)
+{
+    return bytes->fd;
+}
+
+gr_status gr_http_bytes_send(gr_http_bytes *bytes, const void *data, size_t size_bytes,
+                             size_t *moved_out, gr_diag *diag)
+{
+    CURLcode code = curl_easy_send(bytes->call.easy, data, size_bytes, moved_out);
+    if (code == CURLE_AGAIN) {
+        *moved_out = 0;
+    }
+    return code == CURLE_OK || code == CURLE_AGAIN ? GR_OK : fail_bytes(bytes, code, diag);
+}
+
+gr_status gr_http_bytes_receive(gr_http_bytes *bytes, void *data_out, size_t size_bytes,
+                                size_t *moved_out, gr_diag *diag)
+{
+    CURLcode code = curl_easy_recv(bytes->call.easy, data_out, size_bytes, moved_out);
+    if (code == CURLE_AGAIN) {
+        *moved_out = 0;
+        return GR_OK;
+    }
+    if (code == CURLE_OK && *moved_out == 0) {
+        return gr_fail(diag, GR_E_PEER_LOST, "%.120s: the connection is closed",
+                       bytes->access->server);
+    }
+    return code == CURLE_OK ? GR_OK : fail_bytes(bytes, code, diag);
 }

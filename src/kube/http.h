@@ -49,6 +49,20 @@ gr_status gr_http_start(gr_http *http, const gr_http_request *request, gr_http_c
 /* Nothing is called for it any more. Not in its own `end`; in all other callbacks as well. */
 void gr_http_stop(gr_http *http, gr_http_call *call);
 
+/* A connection to the server for a protocol of its own. */
+typedef struct gr_http_bytes gr_http_bytes;
+/* Blocks until TLS stands. GR_E_PEER_LOST, GR_E_TIMEOUT, GR_E_AUTH (the certificate) and others. */
+gr_status gr_http_bytes_open(const gr_kube_access *access, gr_http_bytes **bytes_out,
+                             gr_diag *diag) GR_MUST_CHECK;
+void gr_http_bytes_close(gr_http_bytes *bytes); /* NULL: nothing */
+int gr_http_bytes_fd(const gr_http_bytes *bytes);
+/* Neither blocks; *moved_out is 0 where that is all there is to do now. GR_E_PEER_LOST: it is over.
+ * What has arrived may wait above the descriptor: receive until nothing comes. */
+gr_status gr_http_bytes_send(gr_http_bytes *bytes, const void *data, size_t size_bytes,
+                             size_t *moved_out, gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_http_bytes_receive(gr_http_bytes *bytes, void *data_out, size_t size_bytes,
+                                size_t *moved_out, gr_diag *diag) GR_MUST_CHECK;
+
 /* http_put.c: PUTs the file to a URL of any server and blocks until the server has it, or has
  * moved no byte for a minute. `ca_path`: certificates to trust in place of the system's; NULL.
  * Sentences name the URL without its query, which may be a secret. GR_E_AUTH, GR_E_NOT_FOUND and

@@ -62,3 +62,38 @@ gr_status gr_http_put_file(const char *url, int fd, int64_t size_bytes, const ch
                    "this gradus is built without libcurl, and uploads "
                    "nothing; take one that is built with it");
 }
+
+gr_status gr_http_bytes_open(const gr_kube_access *access, gr_http_bytes **bytes_out, gr_diag *diag)
+{
+    (void)access;
+    (void)bytes_out;
+    return gr_fail(diag, GR_E_UNSUPPORTED, "this gradus is built without libcurl");
+}
+
+void gr_http_bytes_close(gr_http_bytes *bytes)
+{
+    (void)bytes;
+}
+
+int gr_http_bytes_fd(const gr_http_bytes *bytes)
+{
+    (void)bytes;
+    return -1;
+}
+
+gr_status gr_http_bytes_send(gr_http_bytes *bytes, const void *data, size_t size_bytes,
+                             size_t *moved_out, gr_diag *diag)
+{
+    (void)bytes;
+    (void)data;
+    (void)size_bytes;
+    *moved_out = 0;
+    return gr_fail(diag, GR_E_UNSUPPORTED, "this gradus is built without libcurl");
+}
+
+gr_status gr_http_bytes_receive(gr_http_bytes *bytes, void *data_out, size_t size_bytes,
+                                size_t *moved_out, gr_diag *diag)
+{
+    (void)data_out;
+    return gr_http_bytes_send(bytes, NULL, size_bytes, moved_out, diag);
+}

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the API server of the tests (kube_api.py) lacks for jobs that run: the Job controller's
 pods, their states and logs, and owners whose objects go with them."""
+import base64
 import copy
 import datetime
+import hashlib
+import json
 import re
 import select
+import struct
+import subprocess
 import time
 import urllib.parse
 
@@ -12,13 +17,32 @@ import kube_api
 
 JOBS, PODS, EVENTS = "batch/v1/jobs", "/v1/pods", "/v1/events"
 INDEX = "batch.kubernetes.io/job-completion-index"
-LOG = re.compile(r"/api/v1/namespaces/(?P<space>[^/]+)/pods/(?P<name>[^/]+)/log$")
+LOG = re.compile(r"/api/v1/namespaces/(?P<space>[^/]+)/pods/(?P<name>[^/]+)/(?P<sub>log|exec)$")
+CHANNELS = "v4.channel.k8s.io"
+STDIN, STDERR, STATUS = 0, 2, 3
 
 
 def stamp(number):
     """Times of lines: 10 ms lie between two, so that many share a second."""
     at = datetime.datetime(2026, 1, 31, 12) + datetime.timedelta(milliseconds=10 * number)
     return at.strftime("%Y-%m-%dT%H:%M:%S.%f") + "123Z"
+
+
+def take_frame(data):
+    """The first frame of a client: its kind, what is in it, and what follows; None: not yet."""
+    if len(data) < 8:
+        return None
+    size, at = data[1] & 0x7F, 2
+    assert data[1] & 0x80, "a client's frame must be masked"
+    if size == 126:
+        size, at = struct.unpack(">H", data[2:4])[0], 4
+    assert size != 127
+    if len(data) < at + 4 + size:
+        return None
+    mask, payload = data[at:at + 4], data[at + 4:at + 4 + size]
+    mask = int.from_bytes((mask * (size // 4 + 1))[:size], "big")
+    payload = (int.from_bytes(payload, "big") ^ mask).to_bytes(size, "big")
+    return data[0] & 0x0F, payload, data[at + 4 + size:]
 
 
 class PodsHandler(kube_api.Handler):
@@ -29,9 +53,76 @@ class PodsHandler(kube_api.Handler):
         with api.changed:
             for method, pattern in api.forbidden:
                 if method == self.command and re.search(pattern, path):
-                    raise kube_api.Refusal(403, 'pods/log is forbidden: User "test" cannot do this')
+                    raise kube_api.Refusal(403, f'pods/{found["sub"]} is forbidden: User "test" '
+                                                f'cannot do this')
             api.find(PODS, found["space"], found["name"])
+        if found["sub"] == "exec":
+            return self.run_command(api, found["name"])
         return self.send_log(api, found["name"], query)
+
+    # ---- Commands in pods, over WebSocket --------------------------------------------------------
+    def run_command(self, api, name):
+        """The command is run here; /gradus/code of a pod is a folder of api.pod_folder."""
+        query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
+        assert self.headers["Upgrade"] == "websocket" and "Upgrade" in self.headers["Connection"]
+        assert self.headers["Sec-WebSocket-Protocol"] == CHANNELS
+        nonce = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        self.send_response(101)
+        self.send_header("Upgrade", "websocket")
+        self.send_header("Connection", "Upgrade")
+        self.send_header("Sec-WebSocket-Accept",
+                         base64.b64encode(hashlib.sha1(nonce.encode()).digest()).decode())
+        self.send_header("Sec-WebSocket-Protocol", CHANNELS)
+        self.end_headers()
+        self.close_connection = True
+        if api.exec_faults:
+            return api.exec_faults.pop(0)(self)
+        folder = api.pod_folder / name
+        folder.mkdir(exist_ok=True)
+        words = [word.replace("/gradus/code", str(folder)) for word in query["command"]]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT) as process:
+            self.feed(process)
+            said = process.stdout.read()
+        for channel in (1, 2, 3):  # as kubelets begin
+            self.send_frame(bytes([channel]))
+        if said:
+            self.send_frame(bytes([STDERR]) + said)
+        failed = {"status": "Failure", "message": "command terminated with non-zero exit code"}
+        status = failed if process.returncode else {"status": "Success"}
+        self.send_frame(bytes([STATUS]) + json.dumps(status).encode())
+        self.send_frame(b"", kind=8)
+        return None
+
+    def feed(self, process):
+        """What comes on channel 0 goes to the command, until that has ended."""
+        data, pinged = b"", False
+        while process.poll() is None:
+            if not (self.connection.pending() or select.select([self.connection], [], [], 0.02)[0]):
+                continue
+            got = self.connection.recv(1 << 16)
+            if not got:
+                process.kill()
+                return
+            data += got
+            while (frame := take_frame(data)) is not None:
+                kind, payload, data = frame
+                if not pinged:
+                    self.send_frame(b"are you there", kind=9)
+                    pinged = True
+                if kind == 2 and payload[0] == STDIN:
+                    try:
+                        process.stdin.write(payload[1:])
+                        process.stdin.flush()
+                    except OSError:  # it has enough
+                        pass
+
+    def send_frame(self, payload, kind=2):
+        head = bytes([0x80 | kind])
+        head += bytes([len(payload)]) if len(payload) < 126 else struct.pack(">BH", 126,
+                                                                             len(payload))
+        self.wfile.write(head + payload)
+        self.wfile.flush()
 
     def send_log(self, api, name, query):
         """Lines from sinceTime on, and with follow those that are still written."""
@@ -72,6 +163,7 @@ class PodApi(kube_api.Api):
     def __init__(self, certificates, **how):
         super().__init__(certificates, **how)
         self.logs = {}
+        self.pod_folder, self.exec_faults = None, []
         self.server.RequestHandlerClass = PodsHandler
 
     # ---- What a cluster does ---------------------------------------------------------------------
@@ -129,6 +221,13 @@ class PodApi(kube_api.Api):
         pod["status"].update(phase=phase, **status)
         pod["status"]["containerStatuses"][0]["state"] = state
         self.put(PODS, pod, space)
+
+    def init_pod(self, name, space="team"):
+        """Its first container runs."""
+        first = self.get(PODS, name, space)["spec"]["initContainers"][0]
+        self.pod_state(name, "Pending", {"waiting": {"reason": "PodInitializing"}}, space,
+                       initContainerStatuses=[{"name": first["name"], "image": first["image"],
+                                               "restartCount": 0, "state": {"running": {}}}])
 
     def run_pod(self, name, space="team"):
         self.pod_state(name, "Running", {"running": {}}, space)
