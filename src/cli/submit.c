@@ -477,6 +477,15 @@ static int send_all(const gr_submit *submit, gr_diag *diag)
             code = gr_cli_refuse(status, diag);
             break;
         }
+        if (submit->code.fd >= 0 && submit->code.put_url == NULL) {
+            status = gr_submit_hand_out(&cluster, &job, &submit->code, diag);
+            if (status != GR_OK) {
+                gr_submit_take_back(&cluster, &job);
+                gr_cluster_job_fini(&job);
+                code = gr_cli_refuse(status, diag);
+                break;
+            }
+        }
         tell_sent(submit, &cluster, &job, named);
         if (submit->options.follow || submit->options.wait) {
             code = follow(submit, &cluster, &job, named);

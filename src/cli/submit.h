@@ -4,7 +4,7 @@
 
 /* What the files of `gradus submit` share: submit.c reads the line, submit_code.c packs the
  * program, submit_manifest.c makes the objects, submit_check.c checks them, submit_send.c sends
- * them. */
+ * them, submit_hand_out.c gives pods what is too large for that. */
 
 #include "base/hash.h"
 #include "cli/cluster.h"
@@ -28,10 +28,10 @@ typedef struct gr_submit_code {
     char *bytes; /* NULL: none travels */
     size_t size_bytes;
     bool is_packed; /* tar.gz; else the one file itself, `path` from the working folder */
-    int fd;         /* an archive that is to be uploaded, of `size_bytes`; -1: none */
-    char *url;      /* from which pods fetch it, a secret; NULL: they do not */
-    char *put_url;  /* to which it is uploaded, a secret */
-    char sha256[GR_SHA256_HEX_BYTES]; /* of what is uploaded; "": nobody knows */
+    int fd;         /* an archive that no ConfigMap carries, of `size_bytes`; -1: none */
+    char *url;      /* from which pods fetch it, a secret; NULL: each gets it when it runs */
+    char *put_url;  /* to which it is uploaded, a secret; NULL: it is not */
+    char sha256[GR_SHA256_HEX_BYTES]; /* of what `fd` has; "": nobody knows */
     char path[256];
     const char *volume;    /* a claim that has it; NULL */
     const char *work_path; /* where the command runs; NULL: as the image says */
@@ -61,6 +61,14 @@ gr_status gr_submit_pack(gr_submit *submit, gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_submit_upload(const gr_submit_code *code, gr_diag *diag) GR_MUST_CHECK;
 void gr_submit_code_fini(gr_submit_code *code);
 
+/* Where an archive is in a pod, and the container that unpacks it. */
+#define GR_SUBMIT_CODE_PATH "/gradus/code"
+#define GR_SUBMIT_UNPACK "unpack"
+/* submit_hand_out.c: gives the archive of `fd` to each pod of the job, and blocks until all have it
+ * or the job has ended. Fails as gr_cluster_ask and gr_kube_exec_run do. */
+gr_status gr_submit_hand_out(gr_cluster_client *cluster, gr_cluster_job *job,
+                             const gr_submit_code *code, gr_diag *diag) GR_MUST_CHECK;
+
 /* submit_manifest.c: the job of the flags, and what belongs to it. GR_E_INVALID, GR_E_NO_MEMORY. */
 gr_status gr_submit_make(gr_submit *submit, gr_diag *diag) GR_MUST_CHECK;
 /* Is it the name of an object, as short as `most`? `what` begins the sentence. */
@@ -75,5 +83,7 @@ gr_status gr_submit_check(const char *where, const json_t *job, gr_diag *diag) G
  * then. Prints nothing. */
 gr_status gr_submit_send(gr_cluster_client *cluster, json_t *manifest, json_t *belongs,
                          gr_cluster_job *job_out, gr_diag *diag) GR_MUST_CHECK;
+/* Deletes a job that cannot run after all, and what belongs to it; says if that fails. */
+void gr_submit_take_back(gr_cluster_client *cluster, const gr_cluster_job *job);
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /* The program that travels with a job: one file as it is, or a folder as tar.gz. What is too large
- * for ConfigMaps goes to a store of objects, from which pods fetch it. */
+ * for ConfigMaps is packed into a file: it goes to a store of objects, from which pods fetch it, or
+ * to each pod. */
 
 #include "base/fail.h"
 #include "base/file.h"
@@ -35,7 +36,7 @@ enum {
     CODE_BYTES_MAX = GR_SUBMIT_PARTS_MAX * GR_SUBMIT_PART_BYTES,
     KEY_HEX = 16 /* of an archive's hash, in its name */
 };
-#define UPLOAD_BYTES_MAX (INT64_C(5) << 30) /* of one PUT, at AWS */
+#define ARCHIVE_BYTES_MAX (INT64_C(5) << 30) /* of one PUT, at AWS */
 
 /* ---- tar.gz ---------------------------------------------------------------------------------- */
 
@@ -50,15 +51,23 @@ typedef struct archive {
     const char *top; /* as the user named it */
 } archive;
 
-static gr_status too_large(const char *path, gr_diag *diag)
+/* A file without a name. */
+static gr_status open_temporary(archive *to, gr_diag *diag)
 {
-    return gr_fail(
-        diag, GR_E_INVALID,
-        "--code %.200s: packed it has more than %d KiB, which is the most that ConfigMaps "
-        "of a job carry; let it go by a store of objects (--upload s3://BUCKET/FOLDER), put it on "
-        "a volume that pods can mount (--code pvc:CLAIM:/path), or leave out what the program does "
-        "not need",
-        path, CODE_BYTES_MAX >> 10);
+    const char *folder = getenv("TMPDIR");
+    char path[PATH_MAX];
+    folder = folder != NULL && folder[0] != '\0' ? folder : "/tmp";
+    if (snprintf(path, sizeof path, "%s/gradus-code-XXXXXX", folder) >= (int)sizeof path) {
+        return gr_fail(diag, GR_E_INVALID, "TMPDIR is too long a path");
+    }
+    to->fd = mkostemp(path, O_CLOEXEC);
+    if (to->fd < 0) {
+        return gr_fail_errno(diag, "write", path, errno);
+    }
+    unlink(path);
+    return gr_sha256_create(&to->sha) == GR_OK
+               ? GR_OK
+               : gr_fail(diag, GR_E_NO_MEMORY, "no memory to pack %.200s", to->top);
 }
 
 /* What has been packed goes to the file. */
@@ -71,11 +80,12 @@ static gr_status write_out(archive *to, gr_diag *diag)
         return gr_fail(diag, GR_E_IO, "cannot pack %.200s into a temporary file (TMPDIR): %s",
                        to->top, gr_text_errno(error, text));
     }
-    if (to->written > UPLOAD_BYTES_MAX) {
+    if (to->written > ARCHIVE_BYTES_MAX) {
         return gr_fail(diag, GR_E_INVALID,
-                       "--code %.200s: packed it has more than %" PRId64 " GiB, the most that is "
-                       "uploaded at once; put it on a volume (--code pvc:CLAIM:/path)",
-                       to->top, UPLOAD_BYTES_MAX >> 30);
+                       "--code %.200s: packed it has more than %" PRId64 " GiB, the most that "
+                       "travels; put it on a volume that pods can mount (--code pvc:CLAIM:/path), "
+                       "or leave out what the program does not need",
+                       to->top, ARCHIVE_BYTES_MAX >> 30);
     }
     gr_status status = gr_sha256_add(to->sha, to->bytes, to->used);
     to->used = 0;
@@ -85,11 +95,14 @@ static gr_status write_out(archive *to, gr_diag *diag)
 /* Room for more of the archive. */
 static gr_status make_room(archive *to, gr_diag *diag)
 {
+    if (to->fd < 0 && to->room > CODE_BYTES_MAX) {
+        gr_status status = open_temporary(to, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+    }
     if (to->fd >= 0 && to->room > 0) {
         return write_out(to, diag);
-    }
-    if (to->room > CODE_BYTES_MAX) {
-        return too_large(to->top, diag);
     }
     size_t room = to->room > 0 ? 2 * to->room : COPY_BYTES;
     char *bytes = realloc(to->bytes, room);
@@ -324,46 +337,24 @@ static gr_status pack_all(archive *to, const char *path_inside, gr_diag *diag)
     if (status == GR_OK) {
         status = deflate_all(to, zeros, sizeof zeros, Z_FINISH, diag);
     }
-    if (status == GR_OK && to->fd >= 0) {
-        status = write_out(to, diag);
-    } else if (status == GR_OK && to->used > CODE_BYTES_MAX) {
-        status = too_large(to->top, diag);
+    if (status == GR_OK && to->fd < 0 && to->used > CODE_BYTES_MAX) {
+        status = open_temporary(to, diag);
     }
-    return status;
-}
-
-/* A file without a name. */
-static gr_status open_temporary(int *fd_out, gr_diag *diag)
-{
-    const char *folder = getenv("TMPDIR");
-    char path[PATH_MAX];
-    folder = folder != NULL && folder[0] != '\0' ? folder : "/tmp";
-    if (snprintf(path, sizeof path, "%s/gradus-code-XXXXXX", folder) >= (int)sizeof path) {
-        return gr_fail(diag, GR_E_INVALID, "TMPDIR is too long a path");
-    }
-    *fd_out = mkostemp(path, O_CLOEXEC);
-    if (*fd_out < 0) {
-        return gr_fail_errno(diag, "write", path, errno);
-    }
-    unlink(path);
-    return GR_OK;
+    return status == GR_OK && to->fd >= 0 ? write_out(to, diag) : status;
 }
 
 static gr_status pack(gr_submit *submit, const char *path, const char *path_inside, gr_diag *diag)
 {
     gr_submit_code *code = &submit->code;
     archive to = {.top = path, .fd = -1};
-    if (submit->options.upload != NULL) {
-        gr_status status = open_temporary(&to.fd, diag);
-        if (status != GR_OK) {
-            return status;
-        }
+    if (deflateInit2(&to.zip, Z_BEST_COMPRESSION, Z_DEFLATED, GZIP_WINDOW, GZIP_MEMORY,
+                     Z_DEFAULT_STRATEGY) != Z_OK) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory to pack %.200s", path);
     }
-    bool is_ready = deflateInit2(&to.zip, Z_BEST_COMPRESSION, Z_DEFLATED, GZIP_WINDOW, GZIP_MEMORY,
-                                 Z_DEFAULT_STRATEGY) == Z_OK &&
-                    (to.fd < 0 || gr_sha256_create(&to.sha) == GR_OK);
-    gr_status status = is_ready ? pack_all(&to, path_inside, diag)
-                                : gr_fail(diag, GR_E_NO_MEMORY, "no memory to pack %.200s", path);
+    gr_status status = submit->options.upload != NULL ? open_temporary(&to, diag) : GR_OK;
+    if (status == GR_OK) {
+        status = pack_all(&to, path_inside, diag);
+    }
     deflateEnd(&to.zip);
     if (status == GR_OK && to.sha != NULL) {
         status = gr_sha256_end(to.sha, code->sha256);
@@ -587,9 +578,10 @@ gr_status gr_submit_pack(gr_submit *submit, gr_diag *diag)
 
 gr_status gr_submit_upload(const gr_submit_code *code, gr_diag *diag)
 {
-    return code->fd < 0 ? GR_OK
-                        : gr_http_put_file(code->put_url, code->fd, (int64_t)code->size_bytes,
-                                           getenv("AWS_CA_BUNDLE"), diag);
+    return code->put_url == NULL
+               ? GR_OK
+               : gr_http_put_file(code->put_url, code->fd, (int64_t)code->size_bytes,
+                                  getenv("AWS_CA_BUNDLE"), diag);
 }
 
 void gr_submit_code_fini(gr_submit_code *code)

@@ -15,7 +15,7 @@
 #include <string.h>
 
 #define WORK_PATH "/gradus/work"
-#define CODE_PATH "/gradus/code"
+#define CODE_PATH GR_SUBMIT_CODE_PATH
 #define PYTHON_IMAGE "docker.io/library/python:3-slim"
 
 enum {
@@ -234,17 +234,34 @@ static const char fetch_script[] =
     "tar xzf " CODE_PATH "/code.tar.gz -C " WORK_PATH "\n"
     "rm -f " CODE_PATH "/code.tar.gz\n";
 
+/* What gets the archive from whoever has sent the job. */
+static const char wait_script[] =
+    "n=0\n"
+    "until [ -e " CODE_PATH "/code.tar.gz ]; do\n"
+    "  n=$((n + 1))\n"
+    "  if [ $n -gt 3600 ]; then\n"
+    "    echo 'nobody has sent the program: gradus submit must run until all pods have it' >&2\n"
+    "    exit 1\n"
+    "  fi\n"
+    "  sleep 1\n"
+    "done\n"
+    "tar xzf " CODE_PATH "/code.tar.gz -C " WORK_PATH "\n"
+    "rm -f " CODE_PATH "/code.tar.gz\n";
+
 static const char unpack_script[] = "cat " CODE_PATH "/part-* | tar xzf - -C " WORK_PATH;
 
 static void add_unpacking(maker *m, json_t *spec)
 {
     const gr_submit_code *code = &m->submit->code;
     const char *image = m->options->code_image != NULL ? m->options->code_image : m->options->image;
-    json_t *unpack = json_pack(
-        "{s:s, s:s, s:[s, s, s], s:s, s:[{s:s, s:s}, {s:s, s:s}]}", "name", "unpack", "image",
-        image, "command", "/bin/sh", "-c", code->url != NULL ? fetch_script : unpack_script,
-        "terminationMessagePolicy", "FallbackToLogsOnError", "volumeMounts", "name", "code",
-        "mountPath", CODE_PATH, "name", "work", "mountPath", WORK_PATH);
+    const char *script = code->url != NULL ? fetch_script
+                         : code->fd >= 0   ? wait_script
+                                           : unpack_script;
+    json_t *unpack =
+        json_pack("{s:s, s:s, s:[s, s, s], s:s, s:[{s:s, s:s}, {s:s, s:s}]}", "name",
+                  GR_SUBMIT_UNPACK, "image", image, "command", "/bin/sh", "-c", script,
+                  "terminationMessagePolicy", "FallbackToLogsOnError", "volumeMounts", "name",
+                  "code", "mountPath", CODE_PATH, "name", "work", "mountPath", WORK_PATH);
     if (code->url != NULL) {
         json_t *env = gr_object_list(unpack, "env", &m->no_memory);
         gr_object_append(env,
@@ -268,11 +285,11 @@ static size_t parts_of(const gr_submit_code *code)
                : (code->size_bytes + GR_SUBMIT_PART_BYTES - 1) / GR_SUBMIT_PART_BYTES;
 }
 
-/* As parts in ConfigMaps, or empty: it is fetched. */
+/* As parts in ConfigMaps, or empty: it comes later. */
 static json_t *archive_volume(maker *m)
 {
     const gr_submit_code *code = &m->submit->code;
-    if (code->url != NULL) {
+    if (code->bytes == NULL) {
         return json_pack("{s:s, s:{}}", "name", "code", "emptyDir");
     }
     json_t *sources = json_array();
@@ -343,7 +360,7 @@ static json_t *make_pod(maker *m, const char *container_name, json_t *command, j
         gr_object_append(gr_object_list(container, "envFrom", no_memory),
                          from_object(o->env_from[i]), no_memory);
     }
-    if (m->submit->code.bytes != NULL || m->submit->code.url != NULL) {
+    if (m->submit->code.is_packed || m->submit->code.bytes != NULL) {
         add_code(m, spec, mounts);
     }
     size_t claims = 0;
@@ -609,8 +626,9 @@ static gr_status check_texts(const char *flag, const char *const *texts,
     return GR_OK;
 }
 
-static gr_status check_options(const gr_submit_options *o, gr_diag *diag)
+static gr_status check_options(const gr_submit *submit, gr_diag *diag)
 {
+    const gr_submit_options *o = &submit->options;
     const struct {
         const char *flag, *text;
     } quantities[] = {{"--cpus", o->cpus},
@@ -646,6 +664,12 @@ static gr_status check_options(const gr_submit_options *o, gr_diag *diag)
                          "--elastic is for --kind Job; gradus scale changes the workers of an "
                          "MPIJob or a PyTorchJob as it is");
     }
+    if (status == GR_OK && o->elastic && submit->code.fd >= 0 && submit->code.url == NULL) {
+        status = gr_fail(diag, GR_E_INVALID,
+                         "--elastic: the program is too large for ConfigMaps, and would reach only "
+                         "the first workers; let it go by a store of objects (--upload "
+                         "s3://BUCKET/FOLDER) or a volume (--code pvc:CLAIM:/path)");
+    }
     return status;
 }
 
@@ -678,7 +702,7 @@ gr_status gr_submit_make(gr_submit *submit, gr_diag *diag)
                .workers = o->workers > 0             ? o->workers
                           : o->kind == GR_SUBMIT_JOB ? 1
                                                      : 2};
-    gr_status status = check_options(o, diag);
+    gr_status status = check_options(submit, diag);
     if (status == GR_OK) {
         status = find_image(submit, diag);
     }

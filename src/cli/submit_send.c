@@ -234,3 +234,19 @@ gr_status gr_submit_send(gr_cluster_client *cluster, json_t *manifest, json_t *b
     *job_out = (gr_cluster_job){.kind = kind, .object = job};
     return GR_OK;
 }
+
+void gr_submit_take_back(gr_cluster_client *cluster, const gr_cluster_job *job)
+{
+    gr_diag diag;
+    gr_kube_request request = {.verb = GR_KUBE_DELETE,
+                               .resource = job->kind->resource,
+                               .space = cluster->space,
+                               .name = gr_cluster_job_name(job),
+                               .uid = gr_cluster_job_uid(job),
+                               .propagation = "Background"};
+    gr_status status = gr_cluster_ask(cluster, &request, NULL, &diag);
+    if (status != GR_OK && status != GR_E_NOT_FOUND) {
+        fprintf(stderr, "gradus: warning: job %s is left behind: %s\n", gr_cluster_job_name(job),
+                diag.text);
+    }
+}

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 
@@ -137,6 +138,33 @@ def test_exit_code_is_that_of_the_job(gradus, node, program):
                           3)
     out, err = finish(process, 1)
     assert out == "[0] line 0 of rank 0 of 1\n" and "failed with exit code 3" in err
+
+
+# What a container needs that takes, unpacks and reads a program.
+TOOLS = ("sh", "head", "sha256sum", "cut", "mv", "sleep", "tar", "gzip", "rm", "cat", "wc")
+
+
+def test_large_program_goes_to_each_pod(gradus, node, tmp_path):
+    """By exec, which the kubelet and the API server of Kubernetes carry."""
+    image = tmp_path / "image"
+    (image / "bin").mkdir(parents=True)
+    for tool in TOOLS:
+        path = shutil.which(tool)
+        shutil.copy(path, image / "bin" / tool)
+        for line in subprocess.run(["ldd", path], check=True, capture_output=True,
+                                   text=True).stdout.splitlines():
+            for library in (word for word in line.split() if word.startswith("/")):
+                (image / library.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(library, image / library.lstrip("/"))
+    assert node.run("image", "local.test/tools:1", image).returncode == 0
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "run.sh").write_text("echo $RANK $(wc -c < data)\n")
+    (code / "data").write_bytes(os.urandom(20_000_000))
+    out, _ = finish(node.gradus(gradus, "submit", "--follow", "--image", "local.test/tools:1",
+                                "--workers", 3, "--name", "large", "-e", "PATH=/bin", "--code",
+                                "code", "--", "/bin/sh", "run.sh"), 0)
+    assert sorted(out.splitlines()) == [f"[{rank}] {rank} 20000000" for rank in range(3)]
 
 
 def waiting_programs():

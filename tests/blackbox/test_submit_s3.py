@@ -240,7 +240,3 @@ def test_store_that_is_not_there_is_told(api, cluster, store, code):
 def test_wrong_words_are_refused(api, cluster, words, sentence):
     refused(api, submit(cluster, *words, "--", "true"), sentence)
 
-
-def test_too_large_program_names_the_ways_that_are_left(api, cluster, code):
-    refused(api, submit(cluster, "--code", "code", "--", "true"), "--upload s3://BUCKET/FOLDER",
-            "pvc:CLAIM:/path")

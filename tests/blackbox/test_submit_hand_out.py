@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gradus submit` with a program that no ConfigMap carries: each pod gets it when it runs, by a
+command in the container that waits for it."""
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+
+import pytest
+
+import kube_api
+from conftest import TIMEOUT_S
+from kube_fixtures import certificates  # noqa: F401 (a fixture)
+from kube_pods import INDEX, JOBS, PODS, STATUS, STDERR, PodApi
+
+EXEC = re.compile(r"^GET \S+/pods/(?P<name>[^/]+)/exec\?")
+
+
+@pytest.fixture
+def api(certificates, tmp_path):
+    api = PodApi(certificates)
+    api.pod_folder = tmp_path / "pods"
+    api.pod_folder.mkdir()
+    yield api
+    api.close()
+
+
+@pytest.fixture
+def cluster(gradus, api, tmp_path):
+    gradus.settings["KUBECONFIG"] = str(api.kubeconfig(tmp_path / "config"))
+    return gradus
+
+
+@pytest.fixture
+def code(tmp_path):
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "train.py").write_text("print(1)")
+    (folder / "data").write_bytes(os.urandom(9_000_000))
+    return folder
+
+
+def start(cluster, api, *words, workers=2):
+    """A job that waits for its program, with pods that do not run yet."""
+    process = cluster.start("submit", "--name", "demo", "--image", "img", "--workers", workers,
+                            "--code", "code", *words, "--", "python", "code/train.py")
+    api.wait(lambda: (JOBS, "team", "demo") in api.objects, "the job")
+    for index in range(workers):
+        api.put_pod(f"demo-{index}", api.get(JOBS, "demo"), {INDEX: str(index)})
+    return process
+
+
+def finish(process, code):
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == code, out + err
+    return out, err
+
+
+def served(api):
+    return [found["name"] for line, *_ in api.requests if (found := EXEC.match(line))]
+
+
+def taken_back(api, err, *words):
+    for word in words:
+        assert word in err, err
+    assert err.startswith("gradus: ") and err.count("\n") == 1, err
+    assert not [key for key in api.objects if key[0] != PODS], "all of it is taken back"
+
+
+def unpack(api, name, folder):
+    """Does what the container of the pod does that waits."""
+    container = api.get(PODS, name)["spec"]["initContainers"][0]
+    (folder / name).mkdir()
+    script = container["command"][2].replace("/gradus/code", str(api.pod_folder / name)).replace(
+        "/gradus/work", str(folder / name))
+    subprocess.run(["/bin/sh", "-c", script], check=True, timeout=TIMEOUT_S)
+    return folder / name
+
+
+def test_each_pod_gets_the_program_when_it_runs(api, cluster, code, tmp_path):
+    process = start(cluster, api)
+    api.init_pod("demo-1")
+    api.wait(lambda: (api.pod_folder / "demo-1" / "code.tar.gz").exists(), "the first pod")
+    assert process.poll() is None, "it waits for the other pod"
+    api.init_pod("demo-0")
+    out, err = finish(process, 0)
+    assert "job demo (Job, 2 workers) is sent" in out and not err
+    assert sorted(served(api)) == ["demo-0", "demo-1"]
+    (tmp_path / "work").mkdir()
+    for name in ("demo-0", "demo-1"):
+        work = unpack(api, name, tmp_path / "work")
+        assert (work / "data").read_bytes() == (code / "data").read_bytes()
+        assert (work / "train.py").read_text() == "print(1)"
+    assert not [key for key in api.objects if key[0] == "/v1/configmaps"]
+
+
+def test_connection_that_breaks_is_made_again(api, cluster, code):
+    api.exec_faults += [kube_api.close, kube_api.close]
+    process = start(cluster, api, workers=1)
+    api.init_pod("demo-0")
+    finish(process, 0)
+    assert len(served(api)) == 3
+    assert (api.pod_folder / "demo-0" / "code.tar.gz").exists()
+
+
+def test_job_that_has_ended_waits_for_nothing(api, cluster, code):
+    process = start(cluster, api)
+    job = api.get(JOBS, "demo")
+    job["status"] = {"conditions": [{"type": "Failed", "status": "True", "message": "no node"}]}
+    api.put(JOBS, job)
+    out, _ = finish(process, 0)
+    assert "is sent" in out and not served(api)
+
+
+def test_missing_right_takes_the_job_back(api, cluster, code):
+    api.forbidden.append(("GET", "/exec$"))
+    process = start(cluster, api)
+    api.init_pod("demo-0")
+    taken_back(api, finish(process, 2)[1], "403", "pods/exec is forbidden", "demo-0")
+
+
+def test_pod_that_cannot_take_it_takes_the_job_back(api, cluster, code):
+    def fail(handler):
+        handler.send_frame(bytes([STDERR]) + b"sh: head: not found\n")
+        handler.send_frame(bytes([STATUS]) + b'{"status": "Failure", "message": "exit code 127"}')
+
+    api.exec_faults.append(fail)
+    process = start(cluster, api)
+    api.init_pod("demo-0")
+    taken_back(api, finish(process, 2)[1], "demo-0 failed: exit code 127: sh: head: not found")
+
+
+def test_program_that_was_changed_on_the_way_is_not_taken(api, cluster, code, tmp_path):
+    """The command itself, with other bytes than were meant."""
+    process = start(cluster, api, workers=1)
+    api.init_pod("demo-0")
+    finish(process, 0)
+    words = next(line for line, *_ in api.requests if EXEC.match(line))
+    query = kube_api.urllib.parse.parse_qs(words.split("?", 1)[1].split(" ")[0])
+    script = query["command"][2].replace("/gradus/code", str(tmp_path))
+    done = subprocess.run(["sh", "-c", script, "sh", "4", query["command"][5]], input=b"evil",
+                          capture_output=True, timeout=TIMEOUT_S)
+    assert done.returncode == 1 and b"is not the program that was sent" in done.stderr
+    assert not (tmp_path / "code.tar.gz").exists()
+
+
+def garbage(data):
+    def act(handler):
+        handler.wfile.write(data)
+        handler.wfile.flush()
+        kube_api.close(handler)
+    return act
+
+
+@pytest.mark.parametrize("data", [
+    os.urandom(1 << 16), b"\x82\x7f" + b"\xff" * 8, b"\x82\x81abcd\x03", b"\x02\x01\x03",
+    b"\x82\x05\x03true", b"\x82\x03\x03{}", b"\x82\x7e\xff\xff\x03" + b"[" * 65534,
+], ids=["noise", "endless", "masked", "in-parts", "no-status", "empty-status", "nested"])
+def test_server_that_sends_garbage_is_told(api, cluster, code, data):
+    api.exec_faults += [garbage(data)] * 10
+    process = start(cluster, api, workers=1)
+    api.init_pod("demo-0")
+    taken_back(api, finish(process, 2)[1], "demo-0" if data[0] == 0x82 else "")
+
+
+def test_server_without_websocket_is_told(api, cluster, code):
+    answers = [
+        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n", "does not speak v4"),
+        (b"HTTP/1.1 400 Bad\r\nContent-Length: 0\r\n\r\n", "the server answers 400"),
+        (b"SSH-2.0\r\n\r\n", "no server of HTTP/1.1"),
+        (b"\0" * 100, "zero bytes"),
+        (b"HTTP/1.1 101 " + b"a" * (1 << 15), "has no end"),
+        (b"HTTP/1.1 403 No\r\nTransfer-Encoding: chunked\r\n\r\n15\r\n"
+         b'{"message":"not you"}\r\n', "403: not you"),
+    ]
+    for data, words in answers:
+        api.fault("/exec", garbage(data), times=1)
+        process = start(cluster, api, workers=1)
+        api.init_pod("demo-0")
+        taken_back(api, finish(process, 2)[1], words)
+        api.remove(PODS, "demo-0") if (PODS, "team", "demo-0") in api.objects else None
+
+
+def test_interrupt_takes_the_job_back(api, cluster, code):
+    process = start(cluster, api)
+    api.wait(lambda: any("/pods?" in line for line, *_ in api.requests), "a look at the pods")
+    process.send_signal(signal.SIGINT)
+    taken_back(api, finish(process, 2)[1], "ended by SIGINT")
+
+
+def test_elastic_job_needs_another_way(api, cluster, code):
+    done = cluster("submit", "--image", "img", "--elastic", "--code", "code", "--", "true")
+    assert done.returncode == 2 and "--upload s3://BUCKET/FOLDER" in done.stderr
+    assert not api.requests
+
+
+def test_operated_jobs_count_all_their_pods(api, cluster, code):
+    process = cluster.start("submit", "--name", "demo", "--image", "img", "--kind", "PyTorch",
+                            "--workers", 3, "--code", "code", "--", "python", "code/train.py")
+    key = ("kubeflow.org/v1/pytorchjobs", "team", "demo")
+    api.wait(lambda: key in api.objects, "the job")
+    roles = api.objects[key]["spec"]["pytorchReplicaSpecs"]
+    for name, role in (("demo-master-0", "Master"), ("demo-worker-0", "Worker"),
+                       ("demo-worker-1", "Worker")):
+        owner = {"metadata": api.objects[key]["metadata"], "spec": {
+            "template": roles[role]["template"]}}
+        api.put_pod(name, owner, {}, labels={"training.kubeflow.org/job-name": "demo"})
+        api.init_pod(name)
+    finish(process, 0)
+    assert sorted(served(api)) == ["demo-master-0", "demo-worker-0", "demo-worker-1"]
