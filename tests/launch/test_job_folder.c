@@ -4,12 +4,14 @@
 #include "launch/agent/job_folder.h"
 
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -54,6 +56,82 @@ static void job_folder_keeps_an_end_for_its_launcher(void **state)
     snprintf(path, sizeof path, "%s/gradus", runtime);
     assert_int_equal(rmdir(path), 0);
     assert_int_equal(rmdir(runtime), 0);
+}
+
+/* What a launcher sees that has found the folder just before, at each moment of its removal. */
+static const gr_job_folder *seen;
+static int removals, ends_seen, killed_after;
+
+int unlinkat(int folder_fd, const char *name, int flags)
+{
+    int result = (int)syscall(SYS_unlinkat, folder_fd, name, flags);
+    removals++;
+    if (seen != NULL) {
+        ends_seen += gr_job_folder_state(seen, &(gr_job_end){0}) == GR_JOB_ENDED;
+    }
+    if (removals == killed_after) {
+        (void)raise(SIGKILL);
+    }
+    return result;
+}
+
+static void job_folder_that_is_removed_shows_no_end(void **state)
+{
+    (void)state;
+    char runtime[] = "/tmp/gradus-test-XXXXXX", base[64];
+    const gr_job_record record = {.run = "run", .command = "gradus run"};
+    const gr_job_end end = {.code = 0};
+    gr_job_folder folder, found;
+    int listen_fd;
+    assert_non_null(mkdtemp(runtime));
+    assert_int_equal(setenv("XDG_RUNTIME_DIR", runtime, 1), 0);
+    assert_int_equal(gr_job_folder_create(NULL, &record, &folder, &listen_fd, NULL), GR_OK);
+    assert_int_equal(gr_job_folder_open(folder.name, &found, NULL), GR_OK);
+    assert_int_equal(gr_job_folder_write_end(&folder, &end), 0);
+    removals = ends_seen = 0;
+    seen = &found;
+    gr_job_folder_remove(&folder);
+    seen = NULL;
+    assert_true(removals > 1);
+    assert_int_equal(ends_seen, 0);
+    gr_job_folder_close(&found);
+    gr_job_folder_close(&folder);
+    close(listen_fd);
+    snprintf(base, sizeof base, "%s/gradus", runtime);
+    assert_int_equal(rmdir(base), 0);
+    assert_int_equal(rmdir(runtime), 0);
+}
+
+static void job_folder_that_a_killed_one_was_removing_gives_its_name_to_a_new_job(void **state)
+{
+    (void)state;
+    const gr_job_record record = {.run = "run", .command = "gradus run"};
+    gr_job_folder folder;
+    int listen_fd, status = 0;
+    for (int after = 1; after == 1 || WIFSIGNALED(status); after++) {
+        char runtime[] = "/tmp/gradus-test-XXXXXX", base[64];
+        assert_non_null(mkdtemp(runtime));
+        assert_int_equal(setenv("XDG_RUNTIME_DIR", runtime, 1), 0);
+        pid_t pid = fork();
+        if (pid == 0) {
+            if (gr_job_folder_create("up", &record, &folder, &listen_fd, NULL) != GR_OK) {
+                _exit(1);
+            }
+            removals = 0;
+            killed_after = after;
+            gr_job_folder_remove(&folder);
+            _exit(0);
+        }
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        assert_true(WIFSIGNALED(status) || WEXITSTATUS(status) == 0);
+        assert_int_equal(gr_job_folder_create("up", &record, &folder, &listen_fd, NULL), GR_OK);
+        gr_job_folder_remove(&folder);
+        gr_job_folder_close(&folder);
+        close(listen_fd);
+        snprintf(base, sizeof base, "%s/gradus", runtime);
+        assert_int_equal(rmdir(base), 0);
+        assert_int_equal(rmdir(runtime), 0);
+    }
 }
 
 static void make_unfinished(const char *base, int pid, char path_out[64])
@@ -101,6 +179,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(job_folder_keeps_an_end_for_its_launcher),
+        cmocka_unit_test(job_folder_that_is_removed_shows_no_end),
+        cmocka_unit_test(job_folder_that_a_killed_one_was_removing_gives_its_name_to_a_new_job),
         cmocka_unit_test(job_folder_removes_what_a_killed_supervisor_has_not_finished),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

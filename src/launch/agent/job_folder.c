@@ -30,8 +30,11 @@ enum {
     KEPT_S = 7 * 24 * 3600
 };
 
-static const char *const files[] = {"lock",       "job",  "job.new",  "socket", "output",
-                                    "output.old", "left", "left.new", "end",    "end.new"};
+/* In the order in which they are removed: without a job nobody finds the folder; and who has found
+ * it before must not find an end that its launcher has, while no lock tells that the job is not
+ * over yet. */
+static const char *const files[] = {"job",    "job.new",    "end",  "end.new",  "socket",
+                                    "output", "output.old", "left", "left.new", "lock"};
 
 #define HIDDEN_FORMAT ".new-%d"
 #define RECORD_FORMAT                                                                              \
@@ -427,19 +430,21 @@ static int fill(gr_job_folder *folder, const gr_job_record *record, int *listen_
     return gr_job_folder_write_record(folder, record);
 }
 
-/* Of supervisors that were killed while they made theirs. */
+/* Of supervisors that were killed while they made or removed theirs. */
 static void remove_unfinished(int base_fd)
 {
     int fd = openat(base_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), pid;
     DIR *entries = fd >= 0 ? fdopendir(fd) : NULL;
     for (struct dirent *entry; entries != NULL && (entry = readdir(entries)) != NULL;) {
-        if (sscanf(entry->d_name, HIDDEN_FORMAT, &pid) != 1 || kill(pid, 0) == 0 ||
-            errno != ESRCH) {
+        bool made =
+            sscanf(entry->d_name, HIDDEN_FORMAT, &pid) == 1 && kill(pid, 0) != 0 && errno == ESRCH;
+        if (!made && !is_name(entry->d_name)) {
             continue;
         }
         gr_job_folder left = {
             .fd = openat(base_fd, entry->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)};
-        if (left.fd >= 0 && !is_held(&left)) {
+        bool unfinished = made || faccessat(left.fd, "job", F_OK, 0) != 0;
+        if (left.fd >= 0 && unfinished && !is_held(&left)) {
             remove_entries(base_fd, left.fd, entry->d_name);
         }
         if (left.fd >= 0) {
