@@ -57,10 +57,11 @@ enum { CHILDREN_MAX = 1024 };
 typedef struct following {
     int connection;
     gr_process *supervisor;
-    bool child; /* that one is */
-    bool moved; /* it was not the first */
-    int passed; /* the last signal for it; 0: none */
-    int unsent; /* the same, if it had ended by then */
+    bool child;   /* that one is */
+    bool moved;   /* it was not the first */
+    bool leaving; /* the terminal is gone */
+    int passed;   /* the last signal for it; 0: none */
+    int unsent;   /* the same, if it had ended by then */
     gr_attach_loss *loss;
     pid_t kept[CHILDREN_MAX]; /* our children when it had moved: the supervisor and agents */
     int kept_count;           /* 0: not known */
@@ -181,11 +182,14 @@ int gr_attach_follow(int connection, gr_process *supervisor, bool child, gr_atta
         } else if (watched[1].revents != 0) {
             int signal_number = gr_signals_take(watched[1].fd);
             if (signal_number == SIGHUP) {
-                code = report_leaving();
-                over = true;
+                of.leaving = true;
             } else if (signal_number != 0) {
                 pass_on(&of, signal_number);
             }
+        }
+        if (!over && of.leaving && (!child || loss_out->begun)) { /* else nobody would find it */
+            code = report_leaving();
+            over = true;
         }
     }
     close(watched[1].fd);

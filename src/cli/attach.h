@@ -20,7 +20,8 @@ typedef struct gr_attach_loss {
 enum { GR_ATTACH_LOST = -1 };
 
 /* Hands signals to the supervisor until the job has ended, and returns its exit code; or until the
- * terminal is gone (SIGHUP). `child`: the supervisor is our child. The connection is closed.
+ * terminal is gone (SIGHUP) and the job has begun. `child`: the supervisor is our child. The
+ * connection is closed.
  * GR_ATTACH_LOST: the supervisor is gone without a word. */
 int gr_attach_follow(int connection, gr_process *supervisor, bool child, gr_attach_loss *loss_out);
 

@@ -127,7 +127,7 @@ gr_status gr_run_publish(gr_cli_run *run, gr_diag *diag)
     run->record.restarts = run->options.restarts > 0 ? (int)run->options.restarts : 0;
     gr_status status =
         gr_supervisor_publish(run->supervisor, run->options.name, &run->record, diag);
-    if (status != GR_OK && status != GR_E_INVALID) {
+    if (status != GR_OK && status != GR_E_INVALID && status != GR_E_CANCELLED) {
         gr_log_write(&run->log, GR_LOG_WARN, "run",
                      "%s; the job ends with gradus run, as with --outlive 0", diag->text);
         gr_diag_clear(diag);

@@ -177,6 +177,54 @@ def test_lost_terminal_leaves_the_job(host, script, tmp_path):
     wait_for_state(host, "tty", "detached")
 
 
+def is_pending(process, number):
+    status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+    return any(int(mask, 16) & 1 << (number - 1)
+               for mask in re.findall(r"^S(?:ig|hd)Pnd:\s*(\w+)$", status, re.M))
+
+
+def start_without_a_folder(host, tmp_path):
+    """Its supervisor waits for the hosts; returns the launcher, and what lets them be read."""
+    hosts, ran = tmp_path / "hosts", tmp_path / "ran"
+    os.mkfifo(hosts)
+    launcher = host.start("run", "-np", 1, "--no-prefix", "--hostfile", hosts, "--", "sh", "-c",
+                          f"echo up; echo >> {ran}; exec cat {tmp_path / 'go'}")
+    wait_until(lambda: host.named("gradus-job"), "the supervisor")
+
+    def go_on():
+        hosts.write_text("localhost\n")
+    return launcher, go_on, ran
+
+
+def test_launcher_that_is_killed_before_its_job_is_found_starts_nothing(host, tmp_path):
+    """The same line again would not find the job, and would begin a second one."""
+    launcher, go_on, ran = start_without_a_folder(host, tmp_path)
+    launcher.kill()
+    launcher.wait(timeout=TIMEOUT_S)
+    os.mkfifo(tmp_path / "go")
+    go_on()
+    wait_until(lambda: not host.remains() or ran.exists(), "the end of its supervisor")
+    assert not ran.exists() and jobs_of(host) == []
+    host.wait_for_nothing()
+    assert launcher.communicate(timeout=TIMEOUT_S) == ("", "")
+
+
+def test_sighup_before_the_job_is_found_leaves_it_once_it_is(host, tmp_path):
+    launcher, go_on, _ = start_without_a_folder(host, tmp_path)
+    os.mkfifo(tmp_path / "go")
+    launcher.send_signal(signal.SIGHUP)
+    wait_until(lambda: launcher.poll() is not None or not is_pending(launcher, signal.SIGHUP),
+               "the signal")
+    go_on()
+    first, err = launcher.communicate(timeout=TIMEOUT_S)
+    assert launcher.returncode == 75 and "the terminal is gone; the job goes on" in err
+    (job,) = jobs_of(host)
+    attached = host.start("attach", job["name"])
+    (tmp_path / "go").write_text("end\n")
+    rest, _ = finish(attached)
+    assert first + rest == "up\nend\n"
+
+
 def test_sighup_leaves_the_job(host, echo):
     job = echo()
     job.launcher.send_signal(signal.SIGHUP)

@@ -2,6 +2,7 @@
 #include "launch/agent/supervisor.h"
 
 #include "base/clock.h"
+#include "base/fail.h"
 #include "base/file.h"
 
 #include <errno.h>
@@ -91,6 +92,13 @@ static void write_record(const gr_supervisor *supervisor, const gr_job_record *r
     }
 }
 
+static bool launcher_is_gone(const gr_supervisor *supervisor)
+{
+    char byte;
+    return supervisor->config.launcher_fd >= 0 &&
+           recv(supervisor->config.launcher_fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+}
+
 gr_status gr_supervisor_publish(gr_supervisor *supervisor, const char *name,
                                 const gr_job_record *record, gr_diag *diag)
 {
@@ -100,6 +108,12 @@ gr_status gr_supervisor_publish(gr_supervisor *supervisor, const char *name,
         gr_job_folder_create(name, &now, &supervisor->folder, &supervisor->listen_fd, diag);
     if (status == GR_OK) {
         status = gr_output_log_create(supervisor->folder.fd, &supervisor->log, diag);
+        if (status == GR_OK && name == NULL && launcher_is_gone(supervisor)) {
+            status = gr_fail(diag, GR_E_CANCELLED,
+                             "gradus run (process %d) was killed before its job could be found: "
+                             "nothing was started",
+                             (int)supervisor->config.launcher);
+        }
         if (status != GR_OK) {
             gr_job_folder_remove(&supervisor->folder);
         }
@@ -206,13 +220,6 @@ void gr_supervisor_note_delivered(gr_supervisor *supervisor,
     if (supervisor->log != NULL) {
         (void)gr_job_folder_write_left(&supervisor->folder, delivered);
     }
-}
-
-static bool launcher_is_gone(const gr_supervisor *supervisor)
-{
-    char byte;
-    return supervisor->config.launcher_fd >= 0 &&
-           recv(supervisor->config.launcher_fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
 }
 
 /* Without a loop: has the launcher gone? */
