@@ -508,7 +508,8 @@ static void server_hands_a_table_on_before_it_knows_where_its_new_server_is(void
     gr_mesh_destroy(one.mesh);
 }
 
-/* Until the server has heard the view with this stamp. False: it asked for its place before. */
+/* Until the server has heard the view with this stamp. False: it said where it is before that, and
+ * by that asks for a place. */
 static bool scripted_await_echo(scripted *s, uint64_t stamp)
 {
     uint8_t payload[GR_PS_SMALL_MAX];
@@ -530,6 +531,47 @@ static bool scripted_await_echo(scripted *s, uint64_t stamp)
         }
     }
     return !asked;
+}
+
+/* Server 2 is a new one as well, comes when server 0 has a place already, and was not asked for it.
+ * It tells its clients nothing before it knows where server 0 is. */
+static void new_server_tells_all_where_it_is_also_who_was_not_asked(void **state)
+{
+    (void)state;
+    enum { INCARNATION = 7 };
+    uint8_t payload[GR_PS_SMALL_MAX];
+    char others[2 * GR_ADDRESS_BYTES];
+    real r;
+    scripted one, two;
+    gr_ps_table table;
+    gr_ps_membership membership;
+    scripted_open(&one, 1, 0);
+    scripted_open(&two, 2, 0);
+    gr_ps_table_init(&table, SERVERS_MAX);
+    assert_true(gr_ps_table_lose(&table, 2));
+    assert_true(gr_ps_table_lose(&table, 0));
+    gr_ps_membership_init(&membership, 1, &table);
+    snprintf(others, sizeof others, "tcp:127.0.0.1:1,%s,tcp:127.0.0.1:1",
+             gr_mesh_address(one.mesh));
+    real_start(&r, others);
+    scripted_accept(&one);
+    scripted_send_hello(&one, 1, 0);
+    scripted_send_table(&one, &table);
+    scripted_send_view(&one, &membership, 1);
+    gr_frame place = scripted_read(&one, GR_PS_PEER, payload);
+    assert_true(gr_ps_table_add(&table, 2, INCARNATION));
+    assert_true(gr_ps_table_add(&table, 0, place.fingerprint));
+    gr_ps_membership_init(&membership, 1, &table);
+    scripted_send_table(&one, &table);
+    scripted_await_view(&one, table.epoch);
+    scripted_connect(&two, &r);
+    scripted_send_hello(&two, 2, INCARNATION);
+    scripted_send_view(&two, &membership, 1);
+    assert_false(scripted_await_echo(&two, 1)); /* it has told before that */
+
+    real_stop(&r);
+    gr_mesh_destroy(one.mesh);
+    gr_mesh_destroy(two.mesh);
 }
 
 /* Server 2 greets a process in place of server 0, but does not know yet that server 0 is lost, and
@@ -589,6 +631,7 @@ int main(void)
         cmocka_unit_test(server_tells_where_a_new_one_is_once_that_has_said_so),
         cmocka_unit_test(server_hands_a_table_on_before_it_knows_where_its_new_server_is),
         cmocka_unit_test(new_server_asks_for_its_place_once_all_have_taken_it),
+        cmocka_unit_test(new_server_tells_all_where_it_is_also_who_was_not_asked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -311,6 +311,13 @@ bool gr_ps_send_places(gr_ps_server *server, gr_link *link, int except)
     return room;
 }
 
+static void say_own_place(const gr_ps_server *server, gr_ps_peer *peer)
+{
+    peer->contact.applied =
+        peer->contact.applied ||
+        send_place(peer->link, server->number, server->incarnation, server->address);
+}
+
 /* Once all that live have taken it for the process that it is: they have said their views. Who has
  * only greeted may still send it away, because it does not know yet that the process before is
  * lost; and who agreed on the word of others, without knowing it, would give it up at once. */
@@ -325,9 +332,8 @@ static void apply(gr_ps_server *server)
     }
     for (int number = 0; number < server->table.servers && server->table.epoch > 0; number++) {
         gr_ps_peer *peer = server->peers[number];
-        if (peer != NULL && peer->link != NULL && !peer->contact.applied) {
-            peer->contact.applied =
-                send_place(peer->link, server->number, server->incarnation, server->address);
+        if (peer != NULL && peer->link != NULL) {
+            say_own_place(server, peer);
         }
     }
 }
@@ -731,6 +737,9 @@ bool gr_ps_peers_send(gr_ps_server *server)
         }
         if (peer == NULL || peer->link == NULL || !greet(server, peer, peer->link)) {
             continue;
+        }
+        if (server->incarnation != 0 && !gr_ps_joins(server)) {
+            say_own_place(server, peer); /* to one that has come since, or was not asked */
         }
         if (peer->incarnation != 0 && !peer->contact.introduced && server->table.alive[number] &&
             !gr_ps_joins(server)) {

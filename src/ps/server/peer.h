@@ -30,7 +30,8 @@ typedef struct gr_ps_note {
 /* What was said to the process that has a server's number, and what it has said: new with each one
  * that comes. */
 typedef struct gr_ps_contact {
-    bool applied;         /* this one replaces another, and has asked it for a place in the table */
+    bool applied;         /* this one replaces another, and has told it where it is: as long as it
+                             is in no table it asks for a place by that */
     bool applies;         /* it has asked this one */
     bool introduced;      /* it was sent the tensors: it came later than they */
     bool local;           /* it was reached by memory */
