@@ -574,6 +574,59 @@ static void new_server_tells_all_where_it_is_also_who_was_not_asked(void **state
     gr_mesh_destroy(two.mesh);
 }
 
+/* Server 0 was started with the address of the server 2 before, and keeps it while it has no place:
+ * that is no news for a client. */
+static void new_server_tells_no_client_where_another_one_was_before(void **state)
+{
+    (void)state;
+    enum { INCARNATION = 7 };
+    uint8_t payload[GR_PS_SMALL_MAX];
+    char others[2 * GR_ADDRESS_BYTES];
+    real r;
+    scripted one, two, c;
+    gr_ps_table table;
+    gr_ps_membership membership;
+    scripted_open(&one, 1, 0);
+    scripted_open(&two, 2, 0);
+    scripted_open(&c, CLIENT, 0);
+    gr_ps_table_init(&table, SERVERS_MAX);
+    assert_true(gr_ps_table_lose(&table, 2));
+    assert_true(gr_ps_table_lose(&table, 0));
+    gr_ps_membership_init(&membership, 1, &table);
+    snprintf(others, sizeof others, "tcp:127.0.0.1:1,%s,tcp:127.0.0.1:1",
+             gr_mesh_address(one.mesh));
+    real_start(&r, others);
+    scripted_accept(&one);
+    scripted_send_hello(&one, 1, 0);
+    scripted_connect(&two, &r);
+    scripted_send_hello(&two, 2, INCARNATION);
+    (void)scripted_take(&two, GR_PS_VIEW);
+    scripted_send_table(&one, &table);
+    scripted_send_view(&one, &membership, 1);
+    gr_frame place = scripted_read(&one, GR_PS_PEER, payload);
+
+    assert_true(gr_ps_table_add(&table, 2, INCARNATION));
+    assert_true(gr_ps_table_add(&table, 0, place.fingerprint));
+    gr_ps_membership_init(&membership, 1, &table);
+    scripted_connect(&c, &r);
+    scripted_send_hello(&c, 0, 0);
+    scripted_send_table(&one, &table);
+    scripted_await_view(&one, table.epoch);
+    scripted_send_view(&one, &membership, 2);
+    assert_true(scripted_await_echo(&one, 2));
+    scripted_send_place(&two, 2, INCARNATION, gr_mesh_address(two.mesh));
+    do {
+        place = scripted_read(&c, GR_PS_PEER, payload);
+    } while (place.segment != 2);
+    assert_string_equal((const char *)payload, gr_mesh_address(two.mesh));
+    (void)scripted_take(&c, GR_PS_TABLE);
+
+    real_stop(&r);
+    gr_mesh_destroy(one.mesh);
+    gr_mesh_destroy(two.mesh);
+    gr_mesh_destroy(c.mesh);
+}
+
 /* Server 2 greets a process in place of server 0, but does not know yet that server 0 is lost, and
  * sends it away. Had that asked server 1 for its place, it would get it, and give up server 2. */
 static void new_server_asks_for_its_place_once_all_have_taken_it(void **state)
@@ -632,6 +685,7 @@ int main(void)
         cmocka_unit_test(server_hands_a_table_on_before_it_knows_where_its_new_server_is),
         cmocka_unit_test(new_server_asks_for_its_place_once_all_have_taken_it),
         cmocka_unit_test(new_server_tells_all_where_it_is_also_who_was_not_asked),
+        cmocka_unit_test(new_server_tells_no_client_where_another_one_was_before),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

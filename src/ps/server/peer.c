@@ -108,9 +108,11 @@ void gr_ps_peer_learn(gr_ps_server *server, int number, const char *addresses)
 static void relocate(gr_ps_server *server, gr_ps_peer *peer, uint64_t incarnation,
                      const char *addresses)
 {
-    if (peer->link == NULL || (peer->addresses[0] == '\0' && peer->incarnation == incarnation)) {
+    bool is_known = peer->addresses[0] != '\0' && peer->placed == peer->incarnation;
+    if (peer->link == NULL || (!is_known && peer->incarnation == incarnation)) {
         peer->addresses[0] = '\0';
         gr_ps_peer_learn(server, peer->number, addresses);
+        peer->placed = incarnation;
     }
 }
 
@@ -145,7 +147,7 @@ static void identify(gr_ps_server *server, gr_ps_peer *peer, uint64_t incarnatio
 {
     peer->link = peer->arriving;
     peer->arriving = NULL;
-    if (incarnation != peer->incarnation && !gr_ps_joins(server)) {
+    if (incarnation != peer->incarnation && incarnation != peer->placed && !gr_ps_joins(server)) {
         peer->addresses[0] = '\0'; /* of the process before; this one says where it is */
     }
     peer->incarnation = incarnation;
@@ -298,14 +300,13 @@ bool gr_ps_send_places(gr_ps_server *server, gr_link *link, int except)
             server->table.incarnation[number] != 0) {
             const gr_ps_peer *peer = server->peers[number];
             const char *addresses = peer != NULL ? peer->addresses : server->address;
-            /* The others may have agreed to a process that has not said here who it is. A client
+            /* The others may have agreed to a process that has not said here where it is. A client
              * waits until it has, or is lost; a server may have to know that it is lost, and is
              * dialled by it. */
-            bool known = peer == NULL || peer->incarnation == server->table.incarnation[number];
-            room = known
-                       ? addresses[0] != '\0' &&
-                             send_place(link, number, server->table.incarnation[number], addresses)
-                       : except >= 0;
+            bool known = peer == NULL || (peer->placed == server->table.incarnation[number] &&
+                                          addresses[0] != '\0');
+            room = known ? send_place(link, number, server->table.incarnation[number], addresses)
+                         : except >= 0;
         }
     }
     return room;

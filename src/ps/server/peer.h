@@ -91,6 +91,7 @@ struct gr_ps_peer {
     bool dialled;  /* and is on the way */
     bool provable; /* its link ended so that its process can be shown to be dead */
     char addresses[GR_ADDRESS_BYTES + GR_REMOTE_BYTES]; /* blanks between; "": not known yet */
+    uint64_t placed; /* the process that is there, if not another one by now */
     int64_t missed_us, probe_us, dial_us;
     int probe_fd; /* -1: none */
     gr_ps_contact contact;
