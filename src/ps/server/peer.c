@@ -292,21 +292,37 @@ static bool send_place(gr_link *link, int number, uint64_t incarnation, const ch
     return gr_link_send(link, &frame, addresses, &ticket) == GR_OK;
 }
 
+/* Does it live, and came later? Then the others have agreed to it. */
+static bool came_later(const gr_ps_server *server, int number)
+{
+    return server->table.alive[number] && server->table.incarnation[number] != 0;
+}
+
+/* NULL: it has not said here where it is. */
+static const char *place_of(const gr_ps_server *server, int number)
+{
+    const gr_ps_peer *peer = server->peers[number];
+    if (peer == NULL) {
+        return server->address;
+    }
+    bool known = peer->placed == server->table.incarnation[number] && peer->addresses[0] != '\0';
+    return known ? peer->addresses : NULL;
+}
+
+/* A client waits until all have said where they are, or are lost; a server may have to know that
+ * one is lost, and is dialled by it. */
 bool gr_ps_send_places(gr_ps_server *server, gr_link *link, int except)
 {
+    for (int number = 0; number < server->table.servers && except < 0; number++) {
+        if (came_later(server, number) && place_of(server, number) == NULL) {
+            return false;
+        }
+    }
     bool room = true;
     for (int number = 0; number < server->table.servers && room; number++) {
-        if (number != except && server->table.alive[number] &&
-            server->table.incarnation[number] != 0) {
-            const gr_ps_peer *peer = server->peers[number];
-            const char *addresses = peer != NULL ? peer->addresses : server->address;
-            /* The others may have agreed to a process that has not said here where it is. A client
-             * waits until it has, or is lost; a server may have to know that it is lost, and is
-             * dialled by it. */
-            bool known = peer == NULL || (peer->placed == server->table.incarnation[number] &&
-                                          addresses[0] != '\0');
-            room = known ? send_place(link, number, server->table.incarnation[number], addresses)
-                         : except >= 0;
+        const char *place = came_later(server, number) ? place_of(server, number) : NULL;
+        if (number != except && place != NULL) {
+            room = send_place(link, number, server->table.incarnation[number], place);
         }
     }
     return room;
