@@ -6,13 +6,15 @@ import os
 import pickle
 import sys
 import threading
+import time
 import weakref
 from ctypes import byref, c_char_p, c_int, c_void_p
+from functools import partial
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Union
 
 from . import _library
 from ._buffers import Buffer, DType, borrow, dtype_of, size_array
-from ._future import SLICE_S, Future, Watcher, check_timeout
+from ._future import SLICE_S, Future, Held, Watcher, check_timeout
 from ._library import BOOTSTRAP, Call, CommConfig, Diag, MessageSource, bytes_or_none, lib, text_of
 from .errors import Error, InvalidError, Status, error_of
 
@@ -22,6 +24,7 @@ OPS = {"sum": 0, "average": 1, "min": 2, "max": 3, "product": 4, "band": 6, "bor
 
 _ALLREDUCE, _REDUCE_SCATTER, _ALLGATHER, _BROADCAST, _BARRIER, _REDUCE = 0, 1, 2, 3, 4, 5
 _GATHER, _SCATTER, _ALLTOALL, _SEND, _RECV = 6, 7, 8, 9, 10
+_LOOK_S = 0.001  # between two looks whether other threads have left the library
 _REAP = 64  # so many unfinished futures, and those that are over are looked for
 
 _SIDES = {"in": "data", "out": "out"}  # how a user calls the buffers
@@ -50,10 +53,21 @@ class _Context:
         self.pid = os.getpid()
 
     def watch(self, future: Future) -> None:
-        with self.lock:
-            if self.watcher is None:
-                self.watcher = Watcher(future._comm)
-        self.watcher.add(future)
+        """Its callbacks are called when it is over; by close(), where that has come before."""
+        while True:
+            held: Held = []
+            try:
+                if not future._comm._enter(held):
+                    return
+                with self.lock:
+                    if self.watcher is None:
+                        self.watcher = Watcher(future._comm)
+                    watcher = self.watcher
+            finally:
+                for leave in held:
+                    leave()
+            if watcher.add(future):
+                return
 
     def free(self, memory: int) -> None:
         if os.getpid() != self.pid:
@@ -179,9 +193,9 @@ class Communicator:
         with context.lock:
             context.handles.append(handle)
         self._pid = os.getpid()
-        self._gate = threading.Condition()  # guards _calls and _closed
-        self._calls = 0  # threads that are in a call of the library
+        self._closing = threading.Lock()  # guards that _closed is set once
         self._closed = False
+        self._calls: Set[Any] = set()  # a thing for each call of the library that a thread is in
         self._inflight: Set[Future] = set()
         self._rank, self._size = lib.gr_comm_rank(handle), lib.gr_comm_size(handle)
         self._local_rank = lib.gr_comm_local_rank(handle)
@@ -232,12 +246,11 @@ class Communicator:
         nothing."""
         if self._handle is None or os.getpid() != self._pid:
             return
-        with self._gate:
+        with self._closing:
             if self._closed:
                 return
             self._closed = True
-            while self._calls:
-                self._gate.wait()
+        self._await_calls()
         context, watcher = self._context, None
         with context.lock:
             last = len(context.handles) == 1
@@ -245,10 +258,6 @@ class Communicator:
                 watcher, context.watcher = context.watcher, None
         if watcher is not None:
             watcher.stop()
-            if not last:
-                for future in watcher._futures:
-                    if future._comm is not self:
-                        self._context.watch(future)
         with context.lock:
             if keep_arrays and last and context.arrays and not self._inflight:
                 context.ending = True
@@ -261,7 +270,13 @@ class Communicator:
     def abort(self, reason: str = "") -> None:
         """Ends the communicator on all ranks: whoever waits gets AbortedError with the reason (300
         characters of it), later calls BrokenError. Any thread, also while others wait."""
-        self._check(lib.gr_comm_abort(self._handle, reason.encode()), "abort")
+        held: Held = []
+        try:
+            self._enter_or_raise("abort", held)
+            self._check(lib.gr_comm_abort(self._handle, reason.encode()), "abort")
+        finally:
+            for leave in held:
+                leave()
 
     # ---- Members that come and go ----------------------------------------------------------------
 
@@ -269,11 +284,13 @@ class Communicator:
         """Whether workers are to join the job or to leave it. Costs a microsecond. Ranks learn of
         it at different moments: they agree, in a sum say, and all call renew() after the same
         step."""
-        self._enter_or_raise("change_wanted")
+        held: Held = []
         try:
+            self._enter_or_raise("change_wanted", held)
             return bool(lib.gr_comm_change_wanted(self._handle))
         finally:
-            self._leave()
+            for leave in held:
+                leave()
 
     def renew(self) -> None:
         """Goes on with the members that live, in a job that was started for it (`gradus run
@@ -285,26 +302,26 @@ class Communicator:
         nothing has happened (InvalidError). Raises UnsupportedError (the job cannot go on without a
         member), CancelledError (this rank is not needed any more, and should end), BrokenError
         (fewer are left than the job needs), TimeoutError, PeerLostError."""
-        self._enter_or_raise("renew")
-        self._leave()
-        with self._gate:
-            self._closed = True  # for other threads, until it is new
-            while self._calls:
-                self._gate.wait()
+        self._refuse_unless_open("renew")
+        self._closed = True  # for other threads, until it is new
+        self._await_calls()
         context, handle, diag = self._context, c_void_p(self._handle.value), Diag()
         with context.lock:
             watcher, context.watcher = context.watcher, None
         if watcher is not None:
             watcher.stop()
+        with context.lock:  # nobody frees its arrays any more, or ends it when the program ends
+            context.handles.remove(self._handle)
         status = _interruptibly(lambda: lib.gr_comm_renew(byref(handle), byref(diag)),
                                 lambda: None, self, diag)
-        with context.lock:
-            context.handles.remove(self._handle)  # its arrays are not to be freed
         inflight = self._inflight
         if handle:  # else it stays closed
             self._begin(handle, _Context() if status == Status.OK else context)
         if handle and status != Status.OK:
             self._inflight = inflight  # nothing has happened
+            for future in list(inflight):
+                if future._callbacks:
+                    context.watch(future)
         else:
             for future in list(inflight):
                 future._cancel()
@@ -324,13 +341,13 @@ class Communicator:
         if count < 1:
             raise InvalidError(f"an array of {count} elements; it has 1 or more", operation="alloc",
                                rank=self._rank)
-        memory = c_void_p()
-        self._enter_or_raise("alloc")
+        memory, held = c_void_p(), []
         try:
-            status = lib.gr_alloc(self._handle, count * kind.itemsize, byref(memory))
+            self._enter_or_raise("alloc", held)
+            self._check(lib.gr_alloc(self._handle, count * kind.itemsize, byref(memory)), "alloc")
         finally:
-            self._leave()
-        self._check(status, "alloc")
+            for leave in held:
+                leave()
         with self._context.lock:
             self._context.arrays += 1
         array = _array_type(kind, count).from_address(memory.value)
@@ -616,12 +633,13 @@ class Communicator:
 
     def _sub(self, operation: str,
              make: Callable[[c_void_p, Diag], int]) -> Optional["Communicator"]:
-        handle, diag = c_void_p(), Diag()
-        self._enter_or_raise(operation)
+        handle, diag, held = c_void_p(), Diag(), []
         try:
+            self._enter_or_raise(operation, held)
             status = make(handle, diag)
         finally:
-            self._leave()
+            for leave in held:
+                leave()
         if status != Status.OK:
             raise error_of(status, text_of(diag), rank=self._rank, peer=_peer(diag),
                            operation=operation)
@@ -737,39 +755,44 @@ class Communicator:
             for other in list(self._inflight):
                 other.done()
         future._call = call  # source_out is written until it is over
-        self._enter_or_raise(future.operation)
+        held: Held = []
         try:
+            self._enter_or_raise(future.operation, held)
             self._inflight.add(future)  # before it begins: KeyboardInterrupt may come at any moment
             status = lib.gr_start(self._handle, byref(call), 1, byref(future._op))
+            if status != Status.OK:
+                self._inflight.discard(future)
+                for buffer in buffers:
+                    buffer.release()
+                raise self._failure(status, future.operation)
         finally:
-            self._leave()
-        if status != Status.OK:
-            self._inflight.discard(future)
-            for buffer in buffers:
-                buffer.release()
-            raise self._failure(status, future.operation)
+            for leave in held:
+                leave()
         return future
 
-    def _enter(self) -> bool:
-        """A thread goes into the library, unless the communicator is closed."""
-        with self._gate:
-            if self._closed:
-                return False
-            self._calls += 1
-        return True
+    def _enter(self, held: Held) -> bool:
+        """A thread goes into the library, unless the communicator is closed, until it calls what is
+        in `held` then (_future.take says how). close() waits for it."""
+        call = object()
+        held.append(partial(self._calls.discard, call))
+        self._calls.add(call)
+        return not self._closed  # asked behind the add: close() sets it, and then looks at _calls
 
-    def _leave(self) -> None:
-        with self._gate:
-            self._calls -= 1
-            if self._closed:
-                self._gate.notify_all()
+    def _await_calls(self) -> None:
+        while self._calls:
+            time.sleep(_LOOK_S)
 
-    def _enter_or_raise(self, operation: str) -> None:
+    def _enter_or_raise(self, operation: str, held: Held) -> None:
+        self._refuse_unless_open(operation)
+        if not self._enter(held):
+            raise InvalidError("the communicator is closed", rank=self._rank, operation=operation)
+
+    def _refuse_unless_open(self, operation: str) -> None:
         if os.getpid() != self._pid:
             raise InvalidError("the communicator belongs to the process that this one was forked "
                                "from; make one of its own here, or use it there",
                                rank=self._rank, operation=operation)
-        if not self._enter():
+        if self._closed:
             raise InvalidError("the communicator is closed", rank=self._rank, operation=operation)
 
     def _check(self, status: int, operation: str) -> None:

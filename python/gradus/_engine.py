@@ -25,7 +25,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Se
 
 from . import _execute
 from ._communicator import Communicator
-from ._future import SLICE_S
+from ._future import SLICE_S, Held, take
 from ._library import Call, lib, quick
 from ._timeline import Timeline
 from .errors import Error, Status
@@ -169,7 +169,8 @@ class Engine:
         self._ranks = list(ranks or range(comm.size))
         self._label = f"process set {self._ranks}: " if ranks else ""
         self._drive = threading.Lock()  # held by the thread that moves the engine on
-        self._cond = threading.Condition(threading.Lock())  # guards what follows
+        self._mutex = threading.Lock()  # guards what follows
+        self._cond = threading.Condition(self._mutex)
         self._inbox: List[Request] = []
         self._names: Dict[str, Request] = {}  # under way
         self._later: Dict[str, "deque[Request]"] = {}
@@ -212,7 +213,7 @@ class Engine:
     def submit(self, request: Request, wake: bool = True) -> Request:
         """Begins a collective. Without `wake` the caller waits for it at once."""
         request.since = time.monotonic()
-        with self._cond:
+        with self._mutex:
             if self._ended is not None:
                 raise HorovodInternalError(str(self._ended)) from self._ended
             if request.name in self._names:
@@ -231,14 +232,15 @@ class Engine:
     def wait(self, request: Request) -> Any:
         """Returns its result, or raises its error."""
         if not request.over:
-            with self._cond:
-                self._awaited.append(request)
             try:
+                with self._mutex:
+                    self._awaited.append(request)
                 while not request.over:
                     self._wait_once(request)
             finally:
-                with self._cond:
-                    self._awaited.remove(request)
+                with self._mutex:
+                    if request in self._awaited:
+                        self._awaited.remove(request)
                     if self._waiters or self._inbox or self._pending:
                         self._cond.notify_all()  # somebody else moves it on
         if request.error is not None:
@@ -246,18 +248,23 @@ class Engine:
         return request.result
 
     def _wait_once(self, request: Request) -> None:
-        if not self._stop and self._drive.acquire(False):
-            try:
-                while not request.over and not self._stop:
-                    self._cycle()
-            finally:
-                self._drive.release()
-        else:
-            with self._cond:
+        held: Held = []
+        try:
+            if not self._stop:
+                take(self._drive, held, 0.0)
+            while held and not request.over and not self._stop:
+                self._cycle()
+        finally:
+            for leave in held:
+                leave()
+        if not held:
+            with self._mutex:
                 self._waiters += 1
-                if not request.over:
-                    self._cond.wait(SLICE_S)
-                self._waiters -= 1
+                try:
+                    if not request.over:
+                        self._cond.wait(SLICE_S)
+                finally:
+                    self._waiters -= 1
 
     def leave(self, limit_s: float) -> bool:
         """Tells all ranks that this one shuts down, which ends the engine on all. False: they have
@@ -265,16 +272,19 @@ class Engine:
         end = time.monotonic() + limit_s
         self._leaving = True
         while self._ended is None and time.monotonic() < end:
-            if self._drive.acquire(timeout=SLICE_S):
-                try:
+            held: Held = []
+            try:
+                take(self._drive, held, SLICE_S)
+                if held:
                     self._cycle()
-                finally:
-                    self._drive.release()
+            finally:
+                for leave in held:
+                    leave()
         return self._ended is not None and self._ended.__cause__ is None
 
     def stop(self, reason: str) -> None:
         """Ends it on this rank alone, and its thread. The communicator stays."""
-        with self._cond:
+        with self._mutex:
             self._stop = True
             self._cond.notify_all()
         self._thread.join()
@@ -303,7 +313,7 @@ class Engine:
 
     def _run(self) -> None:
         while True:
-            with self._cond:
+            with self._mutex:
                 left = self._posted_at + self._heartbeat_s - time.monotonic()
                 if not (self._stop or self._inbox or self._pending or self._posted) and left > 0:
                     self._cond.wait(left)
@@ -324,7 +334,7 @@ class Engine:
                 finally:
                     self._drive.release()
             else:  # who waits for a tensor moves it on
-                with self._cond:
+                with self._mutex:
                     if not self._stop:
                         self._cond.wait(SLICE_S)
 
@@ -334,10 +344,11 @@ class Engine:
         """Moves the cycle on, with _drive held; waits for peers for a slice."""
         if self._ended is not None:
             return
-        if not self.comm._enter():
-            self._end(HorovodInternalError("the communicator is closed"))
-            return
+        held: Held = []
         try:
+            if not self.comm._enter(held):
+                self._end(HorovodInternalError("the communicator is closed"))
+                return
             if not self._posted:
                 self._post()
             status = lib.gr_wait_for(self._op, int(SLICE_S * 1e6))
@@ -354,7 +365,8 @@ class Engine:
             self._break(error)
             raise
         finally:
-            self.comm._leave()
+            for leave in held:
+                leave()
 
     def _break(self, error: BaseException) -> None:
         text = f"{self._label}{error}"
@@ -364,7 +376,7 @@ class Engine:
 
     def _end(self, error: HorovodInternalError) -> None:
         """All that is under way fails, and so does what comes later. With _drive held."""
-        with self._cond:
+        with self._mutex:
             if self._ended is None:
                 self._ended = error
             failed = [*self._names.values(),
@@ -379,7 +391,7 @@ class Engine:
 
     def _take(self) -> None:
         """What was submitted since the last cycle gets its bit, or waits for an exchange."""
-        with self._cond:
+        with self._mutex:
             inbox, self._inbox = self._inbox, []
         for request in inbox:
             self._pending[request.name] = request
@@ -422,7 +434,7 @@ class Engine:
         """Nothing of what the ranks have submitted was ready: more has to come first."""
         seconds = min(_PAUSE_S * 2 ** min(self._empty - _FREE_CYCLES, 10),
                       max(self.settings.cycle_s, _PAUSE_S))
-        with self._cond:
+        with self._mutex:
             if not self._inbox and not self._stop:
                 self._pausing = True
                 self._cond.wait(seconds)
@@ -457,7 +469,7 @@ class Engine:
 
     def _is_blocked(self) -> bool:
         """Whether no thread of the program can submit anything before something is over."""
-        with self._cond:  # a thread whose request is over only has to wake up
+        with self._mutex:  # a thread whose request is over only has to wake up
             inside = sum(not request.over for request in self._awaited)
         return inside > 0 and inside == threading.active_count() - Engine._threads
 
@@ -711,7 +723,7 @@ class Engine:
             except Exception as error:
                 request.error = error
         request.inputs = request.outputs = []
-        with self._cond:
+        with self._mutex:
             self._names.pop(request.name, None)
             queue = self._later.get(request.name)
             if queue:

@@ -6,12 +6,32 @@ import select
 import threading
 import time
 from ctypes import byref, c_int, c_void_p
+from itertools import compress
 from typing import Any, Callable, Iterator, List, Optional
 
 from ._library import lib
-from .errors import Error, InvalidError, Status, TimeoutError, error_of
+from .errors import Error, InvalidError, Status, TimeoutError
 
 SLICE_S = 0.05  # how long a wait goes on before Python looks for signals, Ctrl-C say
+
+
+Held = List[Callable[[], Any]]  # what gives back what a thread has taken
+
+
+def take(lock: Any, held: Held, seconds: float = -1.0) -> None:
+    """Takes the lock, if that is possible within so many seconds, and notes in `held` how it is
+    given back. Ctrl-C comes before both or behind both, so that whoever writes
+
+        held: Held = []
+        try:
+            take(lock, held)
+            ...
+        finally:
+            for leave in held:
+                leave()
+
+    does not keep it."""
+    held.extend(compress((lock.release,), map(lock.acquire, (True,), (seconds,))))
 
 
 class Future:
@@ -36,8 +56,10 @@ class Future:
     def done(self) -> bool:
         """Whether it is over, well or not. Moves all operations of the communicator on; waits for
         nobody."""
-        if not self._over and self._lock.acquire(blocking=False):
-            self._advance(0)
+        if not self._over:
+            self._advance(0.0)
+        if self._over:
+            self._call_back()
         return self._over
 
     def wait(self, timeout: Optional[float] = None) -> bool:
@@ -49,10 +71,10 @@ class Future:
         end = None if timeout is None else time.monotonic() + timeout
         while not self._over:
             left = SLICE_S if end is None else min(SLICE_S, max(0.0, end - time.monotonic()))
-            if self._lock.acquire(timeout=left):
-                self._advance(left)
+            self._advance(left)
             if not self._over and end is not None and time.monotonic() >= end:
                 return False
+        self._call_back()
         if self._error is not None:
             raise self._error
         return True
@@ -80,12 +102,9 @@ class Future:
         communicator's or in somebody's wait. It may start operations, and wait for them, which
         holds up the callbacks of operations that it has not started. What it raises is logged
         ("gradus")."""
-        with self._lock:
-            if not self._over:
-                self._callbacks.append(function)
-                function = None
-        if function is not None:
-            _call(function, self)
+        self._callbacks.append(function)
+        if self._over:
+            self._call_back()
         elif getattr(_calling, "depth", 0) > 0:  # the callback may wait for it
             threading.Thread(target=self._wait_out, name="gradus-callback", daemon=True).start()
         else:
@@ -98,38 +117,49 @@ class Future:
             pass
 
     def _advance(self, timeout_s: float) -> None:
-        """With the lock held, which it releases."""
+        """Waits for so long, first for a thread that does the same."""
+        held: Held = []
         try:
-            if self._over or not self._comm._enter():
-                return
-            try:
-                # The status is in the list before Python can raise KeyboardInterrupt.
-                self._status.extend(self._statuses(int(timeout_s * 1e6)))
-            finally:
-                try:  # what has failed is asked before another call can fail
-                    if self._status and self._status[-1] != Status.TIMEOUT:
-                        self._finish(self._status[-1])
-                    self._status.clear()
-                finally:
-                    self._comm._leave()
+            take(self._lock, held, timeout_s)
+            if held and not self._over:
+                self._move_on(timeout_s)
         finally:
-            self._lock.release()
-            self._call_back()
+            for leave in held:
+                leave()
+
+    def _move_on(self, timeout_s: float) -> None:
+        """With the lock held."""
+        held: Held = []
+        try:
+            if not self._comm._enter(held):
+                return
+            # The status is in the list before Python can raise KeyboardInterrupt, and stays there
+            # until _finish() is through: the library gives it once.
+            if not self._status:
+                self._status.extend(self._statuses(int(timeout_s * 1e6)))
+            if self._status[0] == Status.TIMEOUT:
+                self._status.clear()
+            else:
+                self._finish(self._status[0])
+        finally:
+            for leave in held:
+                leave()
 
     def _statuses(self, timeout_us: int) -> Iterator[int]:
         """An iterator whose one item is what the wait returns."""
         return map(lib.gr_wait_for, (self._op,), (timeout_us,))
 
     def _finish(self, status: int) -> None:
+        """May be called again, where Ctrl-C came in between."""
         if status != Status.OK:
             self._error = self._comm._failure(status, self.operation)
         elif callable(self._value):
             self._value = self._value()
-        self._over = True
         self._comm._inflight.discard(self)
         for buffer in self._buffers:
             buffer.release()
         self._buffers = []
+        self._over = True
 
     def _cancel(self) -> None:
         """Its communicator is closed."""
@@ -179,14 +209,17 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="gradus-callbacks", daemon=True)
         self._thread.start()
 
-    def add(self, future: Future) -> None:
+    def add(self, future: Future) -> bool:
+        """False: it has been stopped."""
         with self._lock:
-            self._futures.append(future)
             if not self._stopped:
+                self._futures.append(future)
                 os.write(self._wake_write, b"x")
+            return not self._stopped
 
     def stop(self) -> None:
-        """No callback runs on this thread any more when it returns, but one that calls it."""
+        """No callback runs on this thread any more when it returns, but one that calls it. Other
+        communicators' futures get another thread."""
         with self._lock:
             if self._stopped:
                 return
@@ -220,6 +253,8 @@ class Watcher:
                     break
         os.close(self._wake_read)
         os.close(self._wake_write)
+        for future in self._futures:  # of communicators that stay
+            future._comm._context.watch(future)
 
 
 def check_timeout(seconds: Optional[float], what: str) -> int:

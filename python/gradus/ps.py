@@ -29,7 +29,7 @@ from typing import (Any, Callable, Iterator, List, Mapping, NamedTuple, Optional
 from . import _library
 from ._buffers import Buffer, DType, borrow, dtype_of
 from ._communicator import _interruptibly, _peer
-from ._future import SLICE_S, Future, check_timeout
+from ._future import SLICE_S, Future, Held, check_timeout, take
 from ._library import (Diag, PsConfig, PsCounters, PsEntry, PsGradient, PsScan, PsSpec,
                        bytes_or_none, lib, status_text, text_of)
 from .errors import Error, InvalidError, NotFoundError, Status, TimeoutError, error_of
@@ -137,7 +137,7 @@ class _Operation(Future):
         if status == Status.OK:
             if self._step is not None:  # it is acknowledged when the step is done
                 self._tensor.version = max(self._tensor.version, self._step + 1)
-            if self._value is not None:
+            if self._value is not None and not isinstance(self._value, Values):
                 if self._current:
                     self._tensor.version = self._version.value
                 self._value = Values(self._value, self._version.value)
@@ -330,12 +330,17 @@ class Client:
         if count < 1:
             raise self._invalid("alloc", f"an array of {count} elements; it has 1 or more")
         memory = c_void_p()
-        with _Turn(self, "alloc"):
+        held: Held = []
+        try:
+            self._enter_or_raise("alloc", held)
             status = lib.gr_ps_alloc(self._handle, 4 * count, byref(memory))
             if status != Status.OK:
                 raise self._failure(status, "alloc")
             with self._memory.lock:  # before close() can have the turn
                 self._memory.arrays += 1
+        finally:
+            for leave in held:
+                leave()
         made = (ctypes.c_float * count).from_address(memory.value)
         weakref.finalize(made, self._memory.free, memory.value).atexit = False
         return made
@@ -454,23 +459,24 @@ class Client:
                                 f"is one of {', '.join(CONSISTENCIES)}")
         return CONSISTENCIES.index(consistency)
 
-    def _enter(self) -> bool:
-        """A thread gets its turn, unless the client is closed."""
+    def _enter(self, held: Held) -> bool:
+        """A thread gets its turn, unless the client is closed, until it calls what is in `held`
+        then (_future.take says how)."""
         if os.getpid() != self._pid:
             raise self._invalid("", "the client belongs to the process that this one was forked "
                                 "from; make one of its own here, or use it there")
         with self._entry:
-            self._turn.acquire()
+            take(self._turn, held)
         if self._closed:
-            self._turn.release()
             return False
         freed = self._memory.freed
         while freed:
             lib.gr_ps_free(self._handle, freed.popleft())
         return True
 
-    def _leave(self) -> None:
-        self._turn.release()
+    def _enter_or_raise(self, operation: str, held: Held) -> None:
+        if not self._enter(held):
+            raise self._invalid(operation, "the client is closed")
 
     def _call(self, operation: str, function: Callable[..., int], *arguments: Any) -> None:
         """function(handle, *arguments), which waits for servers and cannot be left: where Ctrl-C
@@ -478,20 +484,21 @@ class Client:
         failed: List[Error] = []
 
         def work() -> int:
-            if not self._enter():
-                failed.append(self._failure(Status.CANCELLED, operation))
-                return Status.CANCELLED
-            self._calling = True
+            held: Held = []
+            status = Status.CANCELLED
             try:
-                status = function(self._handle, *arguments)
+                if self._enter(held):
+                    self._calling = True
+                    status = function(self._handle, *arguments)
                 if status != Status.OK:
                     failed.append(self._failure(status, operation))
             finally:
-                self._calling = False
-                if self._closed:
+                self._calling, called = False, self._calling
+                if called and self._closed:
                     self._finish_close()
                 else:
-                    self._leave()
+                    for leave in held:
+                        leave()
             return status
         _interruptibly(work, lambda: None)
         if failed:
@@ -501,12 +508,17 @@ class Client:
         if len(self._inflight) >= _REAP:
             for other in list(self._inflight):
                 other.done()
-        with _Turn(self, operation.operation):
+        held: Held = []
+        try:
+            self._enter_or_raise(operation.operation, held)
             self._inflight.add(operation)  # before it begins: KeyboardInterrupt may come any moment
             status = start(self._handle, *arguments, byref(operation._op))
             if status != Status.OK:
                 operation._finish(status)
                 raise operation._error
+        finally:
+            for leave in held:
+                leave()
         return operation
 
     def _failure(self, status: int, operation: str) -> Error:
@@ -518,22 +530,6 @@ class Client:
 
     def _invalid(self, operation: str, sentence: str) -> InvalidError:
         return InvalidError(sentence, rank=self.rank, operation=operation)
-
-
-class _Turn:
-    """with _Turn(client, operation): the thread may call the library."""
-
-    __slots__ = ("client", "operation")
-
-    def __init__(self, client: Client, operation: str) -> None:
-        self.client, self.operation = client, operation
-
-    def __enter__(self) -> None:
-        if not self.client._enter():
-            raise self.client._invalid(self.operation, "the client is closed")
-
-    def __exit__(self, kind, error, trace) -> None:
-        self.client._leave()
 
 
 class _Declared:

@@ -308,3 +308,26 @@ def test_communicator_callback_may_wait_for_what_it_starts(ranks):
             comm.send(bytes(1), 0, 2)
         ''')
     assert lines[0] == ["True"]
+
+
+def test_communicator_that_a_callback_closes_leaves_the_callbacks_of_others(ranks):
+    lines = ranks(1, '''
+        import threading
+        import gradus
+        comm = gradus.Communicator()
+        part = comm.subgroup([0])
+        first, second = part.recv_start(bytearray(1), 0), comm.recv_start(bytearray(1), 0)
+        closed, told = threading.Event(), threading.Event()
+
+        def close(_):
+            part.close()
+            closed.set()
+        first.add_done_callback(close)
+        second.add_done_callback(lambda one: told.set())
+        sent = part.send_start(b"x", 0)
+        closed.wait()
+        comm.send(b"x", 0)
+        told.wait()
+        print("told")
+        ''')
+    assert lines == [["told"]]

@@ -87,6 +87,97 @@ def test_ctrl_c_ends_a_wait_and_not_the_operation(ranks):
     assert lines == [["interrupted False", "Message(source=1, tag=0) 6"], []]
 
 
+INTERRUPTED = '''
+import os
+import sys
+import threading
+import gradus
+
+comm = gradus.Communicator()
+PACKAGE = os.path.dirname(gradus.__file__)
+out = bytearray(1)
+left = 0
+
+
+def interrupt(frame, event, _):
+    """Python looks for signals when a function begins, and behind a call of C."""
+    global left
+    if event in ("call", "c_return") and frame.f_code.co_filename.startswith(PACKAGE) and \\
+            frame.f_code.co_name != "__del__":
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+
+
+def at_every_moment(prepare, check):
+    """Lets Ctrl-C come at each moment of a wait."""
+    global left
+    moment, came = 0, True
+    while came:
+        moment += 1
+        future = comm.recv_start(out, 0, 7)
+        wait = prepare(future)
+        left, came = moment, False
+        sys.setprofile(interrupt)
+        try:
+            wait()
+        except KeyboardInterrupt:
+            came = True
+        finally:
+            sys.setprofile(None)
+        on_another_thread(check, future)
+    return moment > 10
+
+
+def on_another_thread(function, *words):
+    thread = threading.Thread(target=function, args=words)
+    thread.start()
+    thread.join()
+
+
+def begun(future):
+    return lambda: future.wait(0.0)
+
+
+def over(future):
+    comm.send(b"x", 0, 7)
+    return future.wait
+
+
+def end(future):
+    comm.send(b"x", 0, 7)
+    future.wait()
+
+
+def called(future):
+    told = threading.Event()
+    future.add_done_callback(lambda _: told.set())
+    told.wait()
+'''
+
+
+def test_ctrl_c_at_any_moment_of_a_wait_leaves_the_operation_to_others(ranks):
+    lines = ranks(1, INTERRUPTED + '''
+print(at_every_moment(begun, end), at_every_moment(over, called))
+on_another_thread(comm.close)
+print("closed")
+''')
+    assert lines == [["True True", "closed"]]
+
+
+def test_closed_communicator_is_not_aborted(ranks):
+    lines = ranks(1, '''
+        import gradus
+        comm = gradus.Communicator()
+        comm.close()
+        try:
+            comm.abort("too late")
+        except gradus.InvalidError as error:
+            print(error)
+        ''')
+    assert lines == [["abort: the communicator is closed"]]
+
+
 def test_ctrl_c_ends_the_wait_for_ranks_that_do_not_come(ranks):
     done = ranks.gradus("run", "-np", 1, "--", sys.executable, ranks.write('''
         import os

@@ -7,6 +7,7 @@ from typing import Any, Dict, Optional
 import torch
 import torch.distributed as dist
 
+from .._future import Held
 from .._library import lib
 from ..errors import InvalidError, Status
 from ._c10d import ProcessGroup
@@ -17,12 +18,13 @@ _PAGE = 4096
 
 def _call(communicator: Any, function: Any, *arguments: int) -> bool:
     """Whether it went well. A communicator that is closed has made all memory private again."""
-    if not communicator._enter():
-        return False
+    held: Held = []
     try:
-        return function(communicator._handle, *arguments) == Status.OK
+        return communicator._enter(held) and function(communicator._handle,
+                                                      *arguments) == Status.OK
     finally:
-        communicator._leave()
+        for leave in held:
+            leave()
 
 
 def _give_back(communicator: Any, shared: Dict[int, torch.Tensor]) -> None:
