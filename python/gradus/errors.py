@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What goes wrong: an exception for each status of the library."""
 import enum
+import re
 from typing import Dict, Optional, Type
 
 
@@ -57,7 +58,7 @@ class Error(RuntimeError):
                           self.status)
 
     def __str__(self) -> str:
-        if not self.operation or self.operation in self.sentence:
+        if not self.operation or re.match(rf"{re.escape(self.operation)}\b", self.sentence):
             return self.sentence
         return f"{self.operation}: {self.sentence}"
 

@@ -178,6 +178,16 @@ def test_closed_communicator_is_not_aborted(ranks):
     assert lines == [["abort: the communicator is closed"]]
 
 
+def test_text_of_an_error_begins_with_the_operation(ranks):
+    lines = ranks(1, '''
+        from gradus import Error
+        print(Error("rank 0 was cut, and pruned", operation="run"))
+        print(Error("run again", operation="run"))
+        print(Error("it is gone"))
+        ''')
+    assert lines == [["run: rank 0 was cut, and pruned", "run again", "it is gone"]]
+
+
 def test_ctrl_c_ends_the_wait_for_ranks_that_do_not_come(ranks):
     done = ranks.gradus("run", "-np", 1, "--", sys.executable, ranks.write('''
         import os
