@@ -32,6 +32,8 @@ def _memory(array: numpy.ndarray) -> Memory:
 
 def _dense(value: Any, kind: str) -> numpy.ndarray:
     array = numpy.asarray(value, order="C")
+    if not array.dtype.isnative:  # the name of the type does not say so
+        array = array.astype(array.dtype.newbyteorder("="))
     try:
         kind_of(array.dtype.name)
     except InvalidError:

@@ -59,6 +59,8 @@ own = np.arange(6).reshape(2, 3) + me
 every = np.stack([np.arange(6).reshape(2, 3) + one for one in range(n)])
 for kind in ("float16", "float32", "float64", "uint8", "int32", "int64", "complex64"):
     same(kind, reduced(own.astype(kind)), every.sum(0))
+swapped, = run(ops.allreduce([own.astype(">f4")], None, hvd.Sum, 1.0, 1.0, everybody))
+same("of the other byte order", swapped, every.sum(0))
 same("max", reduced(own, hvd.Max), every.max(0))
 same("average", reduced(own * 2.0, hvd.Average, 0.5, 3.0), every.mean(0) * 3)
 same("zero", reduced(own, postscale=0.0), np.zeros((2, 3)))
