@@ -7,7 +7,7 @@ import numpy
 
 from ._engine import HorovodInternalError, Request, Signature
 from ._execute import Arrays, Memory, adasum, kind_of
-from ._submit import Adasum, Made, ReduceOp, name_of, root_of
+from ._submit import Adasum, Made, ReduceOp, name_of, root_of, splits_of
 from ._world import ProcessSet, world
 from .errors import InvalidError
 
@@ -100,16 +100,7 @@ def alltoall(value: Any, splits: Optional[Sequence[int]], name: Optional[str],
              process_set: ProcessSet) -> Request:
     """The result is what came, and how many rows from each rank."""
     array = _rows(_dense(value, "alltoall"), "alltoall")
-    members, rows = world.engine(process_set).size, array.shape[0]
-    if splits is None:
-        if rows % members:
-            raise ValueError(f"alltoall of {rows} rows among {members} ranks without splits; say "
-                             "how many go to each")
-        splits = [rows // members] * members
-    parts = [int(part) for part in splits]
-    if len(parts) != members or min(parts) < 0 or sum(parts) != rows:
-        raise ValueError(f"splits {parts} of {rows} rows; there is one for each of {members} ranks,"
-                         f" none is negative, and together they are {rows}")
+    parts = splits_of(splits, array.shape[0], process_set)
     outputs: List[Any] = []
     return _request(name_of("alltoall", name, process_set),
                     _signature("alltoall", [array], splits=tuple(parts)), [array], outputs,

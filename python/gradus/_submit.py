@@ -2,7 +2,7 @@
 """What Horovod's collectives have in common for all frameworks: operations, names, handles."""
 import itertools
 import threading
-from typing import Any, Optional, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 from ._engine import Request, Signature
 from ._engine import handles as _handles
@@ -70,6 +70,21 @@ def root_of(root_rank: int, process_set: ProcessSet) -> int:
         raise ValueError(f"broadcast from rank {root_rank}, which is none of the ranks "
                          f"{process_set.ranks}")
     return process_set.ranks.index(root_rank)
+
+
+def splits_of(splits: Optional[Sequence[int]], rows: int, process_set: ProcessSet) -> List[int]:
+    """How many rows of an alltoall go to each rank: equally many, where nothing is said."""
+    members = world.engine(process_set).size
+    if splits is None:
+        if rows % members:
+            raise ValueError(f"alltoall of {rows} rows among {members} ranks without splits; say "
+                             "how many go to each")
+        return [rows // members] * members
+    parts = [int(part) for part in splits]
+    if len(parts) != members or min(parts) < 0 or sum(parts) != rows:
+        raise ValueError(f"splits {parts} of {rows} rows; there is one for each of {members} ranks,"
+                         f" none is negative, and together they are {rows}")
+    return parts
 
 
 def submit(request: Request, process_set: ProcessSet, wake: bool) -> Any:

@@ -9,7 +9,7 @@ from .._engine import Request, Signature
 from .._execute import Arrays, adasum, kind_of
 from .._submit import *  # noqa: F401,F403
 from .._submit import (Adasum, Average, Handle, Made, Max, Min, Product, ReduceOp, Sum, name_of,
-                       op_of, root_of, submit, synchronize)
+                       op_of, root_of, splits_of, submit, synchronize)
 from .._submit import __all__ as _names_of_submit
 from .._world import ProcessSet, global_process_set, world
 from ..errors import InvalidError
@@ -400,18 +400,10 @@ Splits = Union[None, torch.Tensor, Sequence[int]]
 
 def _exchange(tensor: torch.Tensor, splits: Splits, name: Optional[str], process_set: ProcessSet,
               wake: bool) -> Any:
-    members = world.engine(process_set).size
     dense = _dense(tensor, "alltoall")
-    rows = dense.shape[0] if dense.dim() else -1
-    if rows < 0:
+    if dense.dim() == 0:
         raise ValueError("alltoall of a tensor without a dimension; use tensor.reshape(1)")
-    if splits is None:
-        if rows % members:
-            raise ValueError(f"alltoall of {rows} rows among {members} ranks without splits; say "
-                             "how many go to each")
-        parts = [rows // members] * members
-    else:
-        parts = _split_list(splits, members, rows)
+    parts = splits_of(_list_of(splits), dense.shape[0], process_set)
     outputs: List[Any] = []
 
     def result():
@@ -423,16 +415,12 @@ def _exchange(tensor: torch.Tensor, splits: Splits, name: Optional[str], process
     return submit(request, process_set, wake)
 
 
-def _split_list(splits: Any, members: int, rows: int) -> List[int]:
-    if isinstance(splits, torch.Tensor):
-        if splits.is_floating_point() or splits.is_complex():
-            raise ValueError(f"splits are of {splits.dtype}; they are whole numbers")
-        splits = splits.tolist()
-    parts = [int(part) for part in splits]
-    if len(parts) != members or min(parts) < 0 or sum(parts) != rows:
-        raise ValueError(f"splits {parts} of {rows} rows; there is one for each of {members} ranks,"
-                         f" none is negative, and together they are {rows}")
-    return parts
+def _list_of(splits: Splits) -> Optional[Sequence[int]]:
+    if not isinstance(splits, torch.Tensor):
+        return splits
+    if splits.is_floating_point() or splits.is_complex():
+        raise ValueError(f"splits are of {splits.dtype}; they are whole numbers")
+    return splits.tolist()
 
 
 class _Alltoall(torch.autograd.Function):
@@ -440,12 +428,9 @@ class _Alltoall(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, tensor, splits, name, process_set):
-        if splits is None:
-            members = world.engine(process_set).size
-            rows = tensor.shape[0] if tensor.dim() else 1
-            equal = None if rows % members else [rows // members] * members
-        found = _exchange(tensor, equal if splits is None else splits, name, process_set, False)
-        out, received = found if isinstance(found, tuple) else (found, None)
+        if splits is None and tensor.dim():
+            splits = splits_of(None, tensor.shape[0], process_set)
+        out, received = _exchange(tensor, splits, name, process_set, False)
         ctx.words = received, process_set
         ctx.mark_non_differentiable(received)
         return out, received
