@@ -216,3 +216,11 @@ def test_torch_is_imported_where_the_backend_cannot_be(monkeypatch, tmp_path, fa
     monkeypatch.syspath_prepend(SOURCE / "python")
     with pytest.warns(UserWarning, match="gradus of torch.distributed is not there: an old torch"):
         importlib.import_module("gradus_autoload").register()
+
+
+def test_torch_work_of_no_tensors_is_over(torch_ranks):
+    lines = torch_ranks(1, '''
+        import gradus.torch
+        print(gradus.torch.Work([], []).get_future().wait())
+        ''')
+    assert lines == [["[]"]]

@@ -114,6 +114,8 @@ class Work(_WorkBase):
                 over.set_result(None)
         for future in self._futures:
             future.add_done_callback(one_is_over)
+        if not self._futures:  # of no tensors
+            over.set_result(None)
         return self._torch_future
 
 
