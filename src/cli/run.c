@@ -5,6 +5,7 @@
 #include "cli/run.h"
 
 #include "base/fail.h"
+#include "base/file.h"
 #include "cli/environment.h"
 #include "launch/agent.h"
 #include "link/fault.h"
@@ -15,7 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { ARENA_BYTES_MAX = 4 << 20, SLOW_PERIOD_US = 20000 };
+enum { ARENA_BYTES_MAX = 4 << 20, INPUT_BYTES_MAX = 48 << 20, SLOW_PERIOD_US = 20000 };
 
 static void print_plan(const gr_cli_run *run)
 {
@@ -281,6 +282,24 @@ static gr_status read_export(gr_cli_run *run, gr_diag *diag)
     return status;
 }
 
+static gr_status read_input(gr_cli_run *run, gr_diag *diag)
+{
+    const char *path = run->options.input;
+    if (path == NULL) {
+        return GR_OK;
+    }
+    if (run->job_path != NULL) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "run: --stdin is for a command; the workers of a job file read the job");
+    }
+    size_t size_bytes = 0;
+    gr_status status = gr_file_read(path, INPUT_BYTES_MAX, &run->document, &size_bytes, diag);
+    if (status == GR_OK && strlen(run->document) != size_bytes) {
+        return gr_fail(diag, GR_E_INVALID, "run: --stdin %s has a zero byte; give a text", path);
+    }
+    return status;
+}
+
 static gr_status read_job(gr_cli_run *run, gr_diag *diag)
 {
     return run->job_path == NULL ? GR_OK
@@ -294,7 +313,7 @@ static gr_status check(gr_cli_run *run, gr_diag *diag)
     static gr_status (*const checks[])(gr_cli_run * run, gr_diag * diag) = {
         read_export,       check_roles,       check_orphans, /* before agents are waited for */
         gr_run_find_hosts, check_orphans,     gr_run_find_cores, read_job,
-        check_workers,     check_environment, read_chaos};
+        check_workers,     check_environment, read_chaos,        read_input};
     gr_status status = GR_OK;
     for (size_t i = 0; i < sizeof checks / sizeof checks[0] && status == GR_OK; i++) {
         status = checks[i](run, diag);

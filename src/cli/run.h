@@ -34,7 +34,7 @@ typedef struct gr_run_options {
     int link, success;
     gr_run_where where;
     bool quiet, prefix, timestamps;
-    const char *log_dir, *timeline;
+    const char *log_dir, *timeline, *input;
     int64_t grace_us, start_timeout_us, fence_us;
     int orphans;
     bool dry_run, resume;
@@ -65,7 +65,7 @@ typedef struct gr_cli_run {
     bool writes;                      /* checkpoints, while it trains */
     uint64_t past_step;               /* that an earlier attempt has come to */
     char unbound[GR_DIAG_TEXT_BYTES]; /* --dry-run: why the job has no data */
-    char *document;                   /* of the job, for its workers; heap */
+    char *document;                   /* what workers read: the job, or --stdin; heap */
     char *const *command;             /* NULL-terminated */
     gr_roles roles;                   /* of --roles; tasks 0: none */
     int helpers;                      /* so many of the last tasks end with the others */

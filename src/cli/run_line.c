@@ -171,6 +171,12 @@ static const gr_config_field run_fields[] = {
      .value_name = "NAMES",
      .help = "variables that workers on other hosts get besides the usual ones: NAME, PREFIX*, "
              "NAME=VALUE (on every host), ALL or NONE; any number of times; docs/run.md"},
+    {.flag = "--stdin",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(gr_run_options, input),
+     .value_name = "FILE",
+     .help = "command: a text of up to 48 MiB that each worker, on whichever host, reads from its "
+             "standard input; otherwise there is nothing to read"},
     {.flag = "--host-timeout",
      .type = GR_CONFIG_DURATION,
      .offset = offsetof(gr_run_options, where.host_timeout_us),

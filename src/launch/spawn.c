@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -67,6 +68,20 @@ gr_status gr_spawn_make_stdin(const char *document, int *fd_out, gr_diag *diag)
     return GR_OK;
 }
 
+/* What several processes read as a file has a position for each of them from now on. */
+static int separate_stdin(void)
+{
+    struct stat what;
+    if (fstat(STDIN_FILENO, &what) != 0) {
+        return errno;
+    }
+    if (!S_ISREG(what.st_mode)) {
+        return 0;
+    }
+    int own = open("/proc/self/fd/0", O_RDONLY | O_CLOEXEC);
+    return own < 0 || dup2(own, STDIN_FILENO) < 0 ? errno : 0;
+}
+
 /* Descriptors 0, 1, 2 and 3 become stdin, stdout, stderr and the error pipe, all others are closed.
  * The sources are first moved above 3, since one of them may stand where another must go. */
 static int place_descriptors(const gr_spawn *spawn, int error_fd)
@@ -83,8 +98,9 @@ static int place_descriptors(const gr_spawn *spawn, int error_fd)
             return errno;
         }
     }
+    int error = separate_stdin();
     gr_spawn_close(4, ~0U);
-    return 0;
+    return error;
 }
 
 static int reset_signals(void)

@@ -34,8 +34,8 @@ typedef struct gr_spawn_error {
  * calls, does not know close_range. May be called between vfork and exec. */
 void gr_spawn_close(unsigned int first, unsigned int last);
 
-/* What processes get as stdin_fd: `document`, which each of them reads from its beginning on with
- * pread(2), or /dev/null if that is NULL. The descriptor is the caller's. GR_E_IO. */
+/* What processes get as stdin_fd: `document`, which each of them reads from its beginning on, or
+ * /dev/null if that is NULL. The descriptor is the caller's. GR_E_IO. */
 gr_status gr_spawn_make_stdin(const char *document, int *fd_out, gr_diag *diag) GR_MUST_CHECK;
 
 /* Starts the process: in a process group of its own (its id), signals at their defaults and

@@ -110,6 +110,21 @@ print(fds, stdin, int(status["SigBlk"], 16), os.getpgrp() == os.getpid())
 
 # ---- Output --------------------------------------------------------------------------------------
 
+def test_each_worker_reads_the_whole_of_a_text(gradus, tmp_path):
+    path = tmp_path / "text"
+    path.write_text("word\n" * 5000)
+    done = gradus("run", "-np", 3, "--no-prefix", "--stdin", path, *sh("cat | wc -c; cat"))
+    assert (done.returncode, done.stdout.split()) == (0, ["25000"] * 3), done.stderr
+    path.write_bytes(b"a\0b")
+    done = gradus("run", "--stdin", path, "--", "cat")
+    assert done.returncode == 2 and "has a zero byte" in done.stderr
+    done = gradus("run", "--stdin", tmp_path / "none", "--", "cat")
+    assert done.returncode == 2 and "none" in done.stderr
+    (tmp_path / "job.yaml").write_text("model: {layers: []}\n")
+    done = gradus("run", "--stdin", path, tmp_path / "job.yaml")
+    assert done.returncode == 2
+
+
 def test_lines_of_four_ranks_are_intact(gradus, script):
     words = script("""
 import os, sys
