@@ -49,7 +49,8 @@ def outcome_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         for comm in _communicator.open_now() - before:
-            comm.abort(f"rank {rank} failed: {type(error).__name__}: {error}")
+            with contextlib.suppress(InvalidError):  # another thread closes it
+                comm.abort(f"rank {rank} failed: {type(error).__name__}: {error}")
         return _run.failure_of(error)
     finally:
         if leave:

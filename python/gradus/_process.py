@@ -74,7 +74,7 @@ class Process:
                 found = _REPORT.fullmatch(line)
                 with self._lock:
                     if found:
-                        with contextlib.suppress(OSError, ValueError):  # the job goes on
+                        with contextlib.suppress(Exception):  # of another writer: it goes on
                             self._on_report(json.loads(found[2]))
                     if found[1] if found else not self._hidden.fullmatch(line):
                         self._show((found[1] if found else line).rstrip("\n"), stream)

@@ -321,7 +321,8 @@ def error_of_rank(rank: int, result: Dict[str, Any]) -> RankError:
     error = RankError(f"rank {rank} failed: {result['text']}", peer=rank, operation="run")
     error.traceback = result["traceback"]
     if result["error"] is not None:
-        error.__cause__ = pickle.loads(result["error"])
+        with contextlib.suppress(Exception):  # of a package that only its host has, say
+            error.__cause__ = pickle.loads(result["error"])
     return error
 
 
@@ -331,7 +332,7 @@ def dumps(value: Any) -> bytes:
 
 def _write(path: pathlib.Path, data: bytes) -> None:
     """As a whole or not at all; only for this user."""
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # one before may have died
     with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
     os.replace(partial, path)

@@ -34,6 +34,26 @@ def die(rank):
     comm.barrier()
 
 
+class Foreign(Exception):
+    def __reduce__(self):
+        return made_there, ()
+
+
+def made_there():
+    os.environ["GRADUS_RANK"]
+    return Foreign()
+
+
+def fail_foreign():
+    raise Foreign("of a package that only the workers have")
+
+
+def after_a_death():
+    """As if a worker of this rank had been killed while it wrote."""
+    open(os.path.join(sys.argv[1], "result.0.partial"), "w").close()
+    return 5
+
+
 def unpicklable():
     return sys._getframe()
 
@@ -131,6 +151,18 @@ def test_run_checks_results_and_arguments(ranks):
         ''')
     assert "the result, a frame, cannot be pickled" in lines[0]
     assert "cannot be pickled" in lines[1] and "num_proc is 0" in lines[2]
+
+
+def test_run_names_an_error_that_cannot_travel_and_writes_beside_a_dead_worker(ranks):
+    assert ends(ranks, '''
+        import gradus
+        import functions
+        try:
+            gradus.run(functions.fail_foreign)
+        except gradus.RankError as error:
+            print(error.peer, error.__cause__, "only the workers have" in str(error))
+        print(gradus.run(functions.after_a_death))
+        ''') == ["0 None True", "[5]"]
 
 
 def test_run_ends_with_ctrl_c_and_leaves_nothing(ranks):
