@@ -27,9 +27,9 @@ except ImportError:
 # What follows from another rank's failure, and is not its cause.
 FOLLOWS = ("PeerLostError", "BrokenError", "AbortedError")
 
-_VARIABLE = "_GRADUS_CALL_"  # and a number: the parts of a function that goes to other hosts
-_PART = 96 << 10  # bytes of one; Linux takes 128 KiB
-_CALL_BYTES = 600 << 10  # of a function, packed: what an environment and a ConfigMap carry
+_KEY = "_GRADUS_RESULT_KEY"  # what a result from another host begins with, or it is none
+_CALL_BYTES = 32 << 20  # of a function that goes to other hosts, packed
+_POD_CALL_BYTES = 600 << 10  # to a cluster, in a ConfigMap, of which the API server takes 1 MiB
 _RESULT_BYTES = 32 << 20  # of a result that comes back from other hosts, packed
 _POD_RESULT_BYTES = 4 << 20  # from a cluster, which keeps 10 MiB of what a pod writes
 _LINE = 2304  # bytes of a result in one line, which is one write of 4096 bytes at most
@@ -125,15 +125,16 @@ def call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Optional[Dict[str,
     if num_proc is None and not place.names_hosts(flags):
         num_proc = 1
     job = _pickle(fn, args, kwargs, place, is_remote)
-    env = {**place.env, **(env or {})}
-    results = _Results(on_report)
+    key = secrets.token_hex(16)
+    env = {**place.env, **(env or {}), **({_KEY: key} if is_remote else {})}
+    results = _Results(key, on_report)
     start = {"on_report": results.take, "on_show": on_show}
     with tempfile.TemporaryDirectory(prefix="gradus-run-") as name:  # of mode 0700
         folder = pathlib.Path(name)
         if place.is_cluster:
             process = _submit(fn, job, num_proc or 1, flags, env, place, folder, results, start)
         else:
-            process = _start(job, num_proc, flags, env, place, None if is_remote else folder, start)
+            process = _start(job, num_proc, flags, env, place, folder, is_remote, start)
         if not is_remote:
             results.of_ranks = {int(path.suffix[1:]): pickle.loads(path.read_bytes())
                                 for path in folder.glob("result.*[0-9]")}
@@ -157,11 +158,13 @@ def _pickle(fn: Callable[..., Any], args: Sequence[Any], kwargs: Optional[Dict[s
                            "python3-cloudpickle)", operation="run")
     if is_remote:
         job = zlib.compress(job)
-        if len(job) > _CALL_BYTES:
+        limit, where = (_POD_CALL_BYTES, "a cluster") if place.is_cluster else \
+            (_CALL_BYTES, "other hosts")
+        if len(job) > limit:
             raise InvalidError(
                 f"the function with its arguments has {len(job) >> 10} KiB when it is packed, and "
-                f"{_CALL_BYTES >> 10} KiB go to other hosts; let it read large data from a file or "
-                "a volume", operation="run")
+                f"{limit >> 10} KiB go to {where}; let it read large data from a file or a volume",
+                operation="run")
     return job
 
 
@@ -197,24 +200,18 @@ def _words(place: Place, *arguments: str) -> List[str]:
 
 
 def _start(job: bytes, num_proc: Optional[int], flags: Sequence[str], env: Mapping[str, str],
-           place: Place, folder: Optional[pathlib.Path], start: Mapping[str, Any]
+           place: Place, folder: pathlib.Path, is_remote: bool, start: Mapping[str, Any]
            ) -> _process.Process:
-    """By `gradus run`, until it has ended. The function goes by the folder, or, to other hosts, by
-    the environment, which no other user sees and no command line shows."""
-    if folder is not None:
-        _write(folder / "job", job)
-        parts, how = {}, str(folder)
-    else:
-        text = base64.b64encode(job).decode()
-        parts = {f"{_VARIABLE}{at // _PART}": text[at:at + _PART]
-                 for at in range(0, len(text), _PART)}
-        how = "environment"
-    words = place.run_words(num_proc, env)
-    if parts:
-        words += ["--export", f"{_VARIABLE}*"]
+    """By `gradus run`, until it has ended. The function goes by the folder, or, to other hosts, as
+    the standard input of the workers, which no other user sees and no command line shows."""
+    _write(folder / "job", base64.b64encode(job) if is_remote else job)
+    words, how = place.run_words(num_proc, env), str(folder)
+    if is_remote:
+        words += ["--stdin", str(folder / "job")]
+        how = "stdin"
     count = ["-np", str(num_proc)] if num_proc else []
     words += [*count, "--outlive", "0", *flags, "--", *_words(place, how)]
-    process = _process.Process(words, _process.environment({**env, **parts}), **start)
+    process = _process.Process(words, _process.environment(dict(env)), **start)
     process.finish()
     return process
 
@@ -251,12 +248,14 @@ def _end_if_hopeless(process: _process.Process, line: str) -> None:
 
 
 class _Results:
-    """What the workers report at their end, in parts; other reports are passed on."""
+    """What the workers report at their end, in parts; other reports are passed on. A result is
+    unpickled, which runs what it says: only what begins with the key of this job is one, and not
+    what a program happens to write."""
 
-    def __init__(self, on_report: Callable[[Dict[str, Any]], None]) -> None:
+    def __init__(self, key: str, on_report: Callable[[Dict[str, Any]], None]) -> None:
         self.of_ranks: Dict[int, Dict[str, Any]] = {}
         self.begun: Set[int] = set()  # ranks
-        self._on_report = on_report
+        self._key, self._on_report = key, on_report
         self._parts: Dict[Tuple[int, str], Dict[int, bytes]] = {}  # by rank and worker
 
     def take(self, report: Dict[str, Any]) -> None:
@@ -266,6 +265,8 @@ class _Results:
             return
         if "result" not in report:
             self._on_report(report)
+            return
+        if not secrets.compare_digest(str(report.get("key")).encode(), self._key.encode()):
             return
         key = report["rank"], report["result"]
         parts = self._parts.setdefault(key, {})
@@ -350,22 +351,23 @@ def failure_of(error: BaseException) -> Dict[str, Any]:
 
 
 def work() -> None:
-    """What a worker does: the function of the folder or file that its command line names, or of its
-    environment."""
+    """What a worker does: the function of the folder or file that its command line names, or that
+    it reads."""
     sys.exit(_worker(sys.argv[1]))
 
 
 def _job_of(how: str) -> bytes:
-    if how == "environment":
-        names = sorted((name for name in os.environ if name.startswith(_VARIABLE)),
-                       key=lambda name: int(name[len(_VARIABLE):]))
-        # Taken out of it, so that programs that the function starts do not inherit it.
-        return zlib.decompress(base64.b64decode("".join(os.environ.pop(name) for name in names)))
+    if how == "stdin":
+        job = base64.b64decode(sys.stdin.buffer.read())
+        nothing = os.open(os.devnull, os.O_RDONLY)  # for programs that the function starts
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        return zlib.decompress(job)
     path = pathlib.Path(how)
     return (path / "job").read_bytes() if path.is_dir() else zlib.decompress(path.read_bytes())
 
 
-def _send(result: Dict[str, Any], rank: int, limit: int) -> int:
+def _send(result: Dict[str, Any], rank: int, limit: int, key: str) -> int:
     """To the caller, in lines of stderr. The exit code."""
     data = zlib.compress(pickle.dumps(result), 1)
     if len(data) > limit:
@@ -375,9 +377,9 @@ def _send(result: Dict[str, Any], rank: int, limit: int) -> int:
             "a volume", rank=rank)
         data = zlib.compress(pickle.dumps({**failure_of(error), "size": result["size"]}))
         result = {"ok": False}
-    key, count = secrets.token_hex(4), -(-len(data) // _LINE)
+    name, count = secrets.token_hex(4), -(-len(data) // _LINE)
     for part in range(count):
-        _process.report(result=key, rank=rank, part=part, of=count, data=base64.b64encode(
+        _process.report(key=key, result=name, rank=rank, part=part, of=count, data=base64.b64encode(
             data[part * _LINE:(part + 1) * _LINE]).decode())
     return 0 if result["ok"] else 1
 
@@ -385,7 +387,7 @@ def _send(result: Dict[str, Any], rank: int, limit: int) -> int:
 def _worker(how: str) -> int:
     rank = int(os.environ.get("GRADUS_RANK") or os.environ["RANK"])
     size = int(os.environ.get("GRADUS_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)
-    code = 0
+    code, key = 0, os.environ.pop(_KEY, "")  # programs that the function starts do not inherit it
     if not os.path.isdir(how):
         _process.report(begun=rank)
     try:
@@ -405,8 +407,8 @@ def _worker(how: str) -> int:
     if os.path.isdir(how):
         _write(pathlib.Path(how) / f"result.{rank}", pickle.dumps(result))
     else:
-        limit = _RESULT_BYTES if how == "environment" else _POD_RESULT_BYTES
-        code = max(code, _send(result, rank, limit))
+        limit = _RESULT_BYTES if how == "stdin" else _POD_RESULT_BYTES
+        code = max(code, _send(result, rank, limit, key))
     # Last: the launcher repeats the last lines of a rank that failed.
     sys.stderr.write(result.get("traceback", ""))
     return code

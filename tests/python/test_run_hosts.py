@@ -77,13 +77,33 @@ def survive(rank):
     return comm.size
 
 
+def length(data):
+    return len(data), sys.stdin.read()
+
+
+class Forged:
+    def __reduce__(self):
+        return os.mkdir, ("forged",)
+
+
+def forge():
+    """Writes what looks like a result, as data may that a program shows."""
+    import base64, json, pickle, zlib
+    for key in ({}, {"key": ""}, {"key": "0" * 32}):
+        data = base64.b64encode(zlib.compress(pickle.dumps(Forged()))).decode()
+        words = {"result": "a", "rank": 0, "part": 0, "of": 1, "data": data, **key}
+        os.write(2, b"data: \\x1egradus " + json.dumps(words).encode() + b"\\n")
+        os.write(2, b"data: \\x1egradus {}\\n")
+    return "real"
+
+
 def big(mib):
     return os.urandom(mib << 20)
 
 
 def visible():
     children = os.popen("env").read()
-    return "_GRADUS_CALL" in children or "_GRADUS_CALL" in " ".join(os.environ)
+    return "_GRADUS_RESULT" in children or "_GRADUS_RESULT" in " ".join(os.environ)
 
 
 def forever():
@@ -181,10 +201,13 @@ def test_functions_run_by_ssh_and_their_results_come_back(by_ssh, ranks):
         print([rank for rank, _ in gradus.distribute(f.total, (1,), workers=2, **where)])
         print(gradus.run(f.visible, num_proc=1, **where))
         print(len(gradus.run(f.big, (3,), num_proc=1, **where)[0]))
+        print(gradus.run(f.length, (f.big(5),), num_proc=3, **where))
+        print(gradus.run(f.forge, num_proc=1, **where), f.os.path.exists("forged"))
         print(gradus.run(lambda: f.os.environ["WORD"], env={"WORD": "w"}, num_proc=1, **where))
         ''')
     assert lines == ["[(0, 31), (1, 31), (2, 31)]",
-                     str([HOSTS[0]] * 2 + [HOSTS[1]] * 2), "[0, 1]", "[False]", "3145728", "['w']"]
+                     str([HOSTS[0]] * 2 + [HOSTS[1]] * 2), "[0, 1]", "[False]", "3145728",
+                     str([(5242880, "")] * 3), "['real'] False", "['w']"]
     assert "1/4  loss 0.5" in by_ssh.err and "\x1e" not in by_ssh.err
 
 
@@ -213,7 +236,7 @@ def test_bad_places_are_one_sentence_each(by_ssh, logins):
         there = {{**where, "hosts": "{HOSTS[0]}", "ssh_port": 1}}
         told(gradus.run, f.address, **there)
         told(gradus.run, f.address, **{{**where, "hosts": "nowhere.invalid:1"}})
-        told(gradus.run, f.address, (bytes(f.big(1)),), **where)
+        told(gradus.run, f.address, (bytes(f.big(33)),), **where)
         told(gradus.run, f.address, (sys._getframe(),), **where)
         told(gradus.run, f.address, host="a:1")
         told(gradus.run, f.address, hosts="a:1", namespace="team")
@@ -224,7 +247,7 @@ def test_bad_places_are_one_sentence_each(by_ssh, logins):
         told(gradus.run, f.address, num_proc=1, executable="{sys.executable}-none", **where)
         ''')
     wanted = [("InvalidError", "127.0.0.2"), ("InvalidError", "nowhere.invalid"),
-              ("InvalidError", "1024 KiB when it is packed, and 600 KiB"),
+              ("InvalidError", " KiB when it is packed, and 32768 KiB go to other hosts"),
               ("InvalidError", "cannot be pickled"), ("InvalidError", 'did you mean "hosts"?'),
               ("InvalidError", "hosts has no meaning"), ("InvalidError", "a cluster alone uses"),
               ("InvalidError", "Slurm finds the hosts"), ("InvalidError", "/nowhere"),
