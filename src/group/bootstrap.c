@@ -247,7 +247,8 @@ gr_status gr_bootstrap_retry(gr_joining *join, gr_status status, gr_diag *diag)
 {
     const gr_bootstrap *b = join->group->bootstrap;
     bool again = b->ops->retries && join->config->rank != 0 &&
-                 (status == GR_E_PEER_LOST || status == GR_E_AUTH || status == GR_E_IN_USE);
+                 (status == GR_E_PEER_LOST || status == GR_E_AUTH || status == GR_E_IN_USE ||
+                  status == GR_E_NOT_FOUND); /* a pod's name comes with its address */
     return again && sleep_before_lookup(join) ? lookup(join, diag) : status;
 }
 

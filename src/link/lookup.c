@@ -142,7 +142,11 @@ gr_status gr_lookup_result(gr_lookup *lookup, gr_host_addresses *found_out, gr_d
         *found_out = lookup->found;
         return GR_OK;
     }
-    return gr_fail(diag, lookup->error == EAI_AGAIN ? GR_E_AGAIN : GR_E_INVALID,
+    bool is_unknown = lookup->error == EAI_NONAME || lookup->error == EAI_NODATA;
+    return gr_fail(diag,
+                   lookup->error == EAI_AGAIN ? GR_E_AGAIN
+                   : is_unknown               ? GR_E_NOT_FOUND
+                                              : GR_E_INVALID,
                    "cannot find the host \"%s\": %s", lookup->host, gai_strerror(lookup->error));
 }
 

@@ -36,8 +36,8 @@ gr_status gr_lookup_create(const char *host, gr_resolver *resolver, void *arg,
 int gr_lookup_fd(const gr_lookup *lookup);
 /* GR_OK: the addresses, in the order to be tried: that of the resolver, but with the two families
  * of addresses in turn, so that a family without a route costs one attempt (RFC 8305, section 4).
- * GR_PENDING: not over. GR_E_AGAIN: the name servers do not answer now; GR_E_INVALID: the name does
- * not exist. */
+ * GR_PENDING: not over. GR_E_AGAIN: the name servers do not answer now; GR_E_NOT_FOUND: the name
+ * does not exist; GR_E_INVALID: it cannot be looked up. */
 gr_status gr_lookup_result(gr_lookup *lookup, gr_host_addresses *found_out,
                            gr_diag *diag) GR_MUST_CHECK;
 /* A thread that still waits for name servers goes on, touches nothing of the caller's but `arg`,

@@ -15,7 +15,9 @@
 #include <arpa/inet.h>
 #include <cmocka.h>
 #include <dirent.h>
+#include <dlfcn.h>
 #include <fcntl.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <sched.h>
@@ -634,9 +636,27 @@ static void file_that_never_comes_ends_with_the_join_timeout(void **state)
     close_board(b);
 }
 
-static void port_beside_the_masters_all_join(void **state)
+/* Nobody knows the name "late.test" at first, as that of a pod that has no address yet. */
+enum { LATE_LOOKUPS = 3 };
+static int late_lookups;
+
+int getaddrinfo(const char *host, const char *service, const struct addrinfo *hints,
+                struct addrinfo **found_out)
 {
-    (void)state;
+    typedef int resolver(const char *, const char *, const struct addrinfo *, struct addrinfo **);
+    union {
+        void *symbol;
+        resolver *function;
+    } libc = {.symbol = dlsym(RTLD_NEXT, "getaddrinfo")};
+    if (host == NULL || strcmp(host, "late.test") != 0) {
+        return libc.function(host, service, hints, found_out);
+    }
+    return ++late_lookups <= LATE_LOOKUPS ? EAI_NONAME
+                                          : libc.function("127.0.0.1", service, hints, found_out);
+}
+
+static void join_by_port(const char *host)
+{
     char hex[2 * GR_SECRET_BYTES + 1];
     const uint8_t secret[GR_SECRET_BYTES] = {4, 2};
     gr_hex(secret, sizeof secret, hex);
@@ -651,7 +671,7 @@ static void port_beside_the_masters_all_join(void **state)
             set_number("WORLD_SIZE", 2);
             set_number("LOCAL_RANK", 0);
             set_number("LOCAL_WORLD_SIZE", 1);
-            setenv("MASTER_ADDR", "127.0.0.1", 1);
+            setenv("MASTER_ADDR", host, 1);
             set_number("MASTER_PORT", port - 1);
             setenv("TORCHELASTIC_RUN_ID", "none", 1);
             setenv("GRADUS_SECRET", hex, 1);
@@ -663,6 +683,18 @@ static void port_beside_the_masters_all_join(void **state)
     await(pids, 2);
     assert_joined(b, 2, 2);
     close_board(b);
+}
+
+static void port_beside_the_masters_all_join(void **state)
+{
+    (void)state;
+    join_by_port("127.0.0.1");
+}
+
+static void port_of_a_host_whose_name_comes_later_all_join(void **state)
+{
+    (void)state;
+    join_by_port("late.test");
 }
 
 static void nothing_says_where_to_meet_is_refused(void **state)
@@ -720,6 +752,7 @@ int main(void)
         cmocka_unit_test(file_of_others_or_of_garbage_is_refused),
         cmocka_unit_test(file_that_never_comes_ends_with_the_join_timeout),
         cmocka_unit_test(port_beside_the_masters_all_join),
+        cmocka_unit_test(port_of_a_host_whose_name_comes_later_all_join),
         cmocka_unit_test(nothing_says_where_to_meet_is_refused),
     };
     return cmocka_run_group_tests(tests, open_folder, close_folder);

@@ -285,7 +285,7 @@ static void acceptor_unknown_name_fails_at_once(void **state)
     gr_diag diag = {0};
     (void)state;
     named_open(&n);
-    assert_int_equal(named_call(&n, &diag), GR_E_INVALID);
+    assert_int_equal(named_call(&n, &diag), GR_E_NOT_FOUND);
     assert_non_null(strstr(diag.text, "cannot find the host \"coordinator.test\""));
     assert_int_equal(atomic_load(&n.names.asked), 1);
     named_close(&n);
