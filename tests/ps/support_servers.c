@@ -40,6 +40,12 @@ static void *serve(void *arg)
     return NULL;
 }
 
+void test_server_run(test_server *at)
+{
+    atomic_init(&at->stop, false);
+    assert_int_equal(pthread_create(&at->thread, NULL, serve, at), 0);
+}
+
 void test_servers_start(test_servers *servers, int count, bool tcp,
                         const gr_ps_server_config *config)
 {
@@ -64,8 +70,7 @@ void test_servers_start(test_servers *servers, int count, bool tcp,
             strcat(servers->addresses, ",");
         }
         strcat(servers->addresses, gr_ps_server_address(at->server));
-        atomic_init(&at->stop, false);
-        assert_int_equal(pthread_create(&at->thread, NULL, serve, at), 0);
+        test_server_run(at);
     }
 }
 

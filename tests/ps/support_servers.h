@@ -32,6 +32,7 @@ extern const uint8_t test_secret[GR_SECRET_BYTES];
 /* `config` may be NULL; what it says of number, servers, secret and link is replaced. */
 void test_servers_start(test_servers *servers, int count, bool tcp,
                         const gr_ps_server_config *config);
+void test_server_run(test_server *at); /* in a thread of its own; its `server` is there */
 void test_servers_stop(test_servers *servers);
 void test_server_stop(test_servers *servers, int index); /* one of them; the rest goes on */
 /* fork, of a child that ends with its parent. Before there are threads. */

@@ -248,6 +248,14 @@ static void reconnect(gr_ps *ps, int server)
     }
 }
 
+void gr_ps_dial_again(gr_ps *ps, int server)
+{
+    gr_ps_endpoint *endpoint = &ps->endpoints[server];
+    endpoint->lost = false;
+    endpoint->takeover_by_us = 0;
+    reconnect(ps, server);
+}
+
 /* Its memory for what it has to be told: a greeting, all tensors, and the clock. */
 static void prepare_words(gr_ps *ps, int server)
 {

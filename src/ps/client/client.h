@@ -144,6 +144,8 @@ gr_ps_op *gr_ps_op_open(gr_ps *ps, gr_ps_kind kind, gr_ps_item *item);
 /* To a server's number, or one of GR_PS_TO_...; again so when the table changes. */
 void gr_ps_op_send(gr_ps_op *op, int to);
 void gr_ps_item_count(const gr_ps *ps, gr_ps_item *item); /* its blocks on each server */
+/* A server that was never reached is tried anew: its name may lead somewhere else by now. */
+void gr_ps_dial_again(gr_ps *ps, int server);
 /* Moves everything on. */
 void gr_ps_progress(gr_ps *ps);
 /* Waits and releases; its status. */

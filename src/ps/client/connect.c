@@ -23,11 +23,13 @@ enum {
     READER_TRIES = 8
 };
 #define CONNECT_US INT64_C(30000000)
+#define AGAIN_US 100000 /* between two attempts to reach a server that is not there yet */
 
 /* ---- What the environment says --------------------------------------------------------------- */
 
 typedef struct ps_environment {
     const char *servers, *run;
+    int64_t wait_us;
 } ps_environment;
 
 static const gr_config_field fields[] = {
@@ -43,6 +45,15 @@ static const gr_config_field fields[] = {
      .help =
          "the run that a worker belongs to, which `gradus run` sets where nothing else is said: "
          "servers that keep another run's tensors refuse the worker"},
+    {.env = "GRADUS_SERVERS_TIMEOUT",
+     .type = GR_CONFIG_DURATION,
+     .offset = offsetof(ps_environment, wait_us),
+     .default_text = "0",
+     .min = 0,
+     .max = 86400e6,
+     .unit = "s",
+     .help = "how long a client waits for servers that are not there yet, nor perhaps the names of "
+             "their hosts; 0: whom nobody listens for is lost"},
     {0},
 };
 
@@ -61,7 +72,7 @@ typedef struct plan {
     uint8_t secret[GR_SECRET_BYTES];
     int worker;
     const char *servers, *run;
-    int64_t deadline_us, timeout_us;
+    int64_t timeout_us, wait_by_us; /* for servers that are not there yet */
 } plan;
 
 static gr_status take_secret(const gr_ps_config *config, plan *to, gr_diag *diag)
@@ -180,8 +191,15 @@ static bool is_refused(const gr_diag *diag)
     return diag->status == GR_E_AUTH || diag->status == GR_E_IN_USE;
 }
 
-/* Greeted by all servers that live by their table; else who is missing, or what is wrong. */
-static gr_status look_around(gr_ps *ps, int *missing_out, gr_diag *diag)
+/* It was not reached, but may come. */
+static bool is_to_come(const gr_ps_endpoint *endpoint)
+{
+    return endpoint->lost && endpoint->link == NULL && !is_refused(&endpoint->diag);
+}
+
+/* Greeted by all servers that live by their table; else who is missing, or what is wrong. `waits`:
+ * also for those that are to come. */
+static gr_status look_around(gr_ps *ps, bool waits, int *missing_out, gr_diag *diag)
 {
     bool replicated = ps->tabled && gr_ps_table_replicated(&ps->table);
     int lost = -1, hopes = 0;
@@ -193,12 +211,13 @@ static gr_status look_around(gr_ps *ps, int *missing_out, gr_diag *diag)
     for (int s = ps->servers - 1; s >= 0; s--) {
         const gr_ps_endpoint *endpoint = &ps->endpoints[s];
         bool there = endpoint->link != NULL && !endpoint->lost;
-        hopes += !endpoint->lost;
+        bool comes = waits && is_to_come(endpoint);
+        hopes += !endpoint->lost || comes;
         if (!ps->table.alive[s] || there) {
             continue;
         }
         *missing_out = s;
-        if (endpoint->lost && !(replicated && endpoint->takeover_by_us > 0)) {
+        if (endpoint->lost && !comes && !(replicated && endpoint->takeover_by_us > 0)) {
             lost = s;
         }
     }
@@ -210,14 +229,30 @@ static gr_status look_around(gr_ps *ps, int *missing_out, gr_diag *diag)
     return *missing_out < 0 && ps->tabled ? GR_OK : GR_PENDING;
 }
 
-static gr_status greet(gr_ps *ps, int64_t deadline_us, gr_diag *diag)
+static void dial_again(gr_ps *ps)
+{
+    for (int s = 0; s < ps->servers; s++) {
+        if (is_to_come(&ps->endpoints[s]) && ps->table.alive[s]) {
+            gr_ps_dial_again(ps, s);
+        }
+    }
+}
+
+static gr_status greet(gr_ps *ps, int64_t wait_by_us, int64_t deadline_us, gr_diag *diag)
 {
     int missing = -1;
+    int64_t again_us = 0;
     ps->greeting = gr_ps_op_open(ps, GR_PS_HELLO, NULL);
     ps->greeting->to = GR_PS_TO_LINKED;
     for (;;) {
         gr_ps_progress(ps);
-        gr_status status = look_around(ps, &missing, diag);
+        int64_t now = gr_clock_now_us(&ps->clock);
+        bool waits = now < wait_by_us;
+        if (waits && now >= again_us) {
+            again_us = now + AGAIN_US;
+            dial_again(ps);
+        }
+        gr_status status = look_around(ps, waits, &missing, diag);
         if (status < 0) {
             return status;
         }
@@ -226,13 +261,13 @@ static gr_status greet(gr_ps *ps, int64_t deadline_us, gr_diag *diag)
             ps->greeting = NULL;
             return gr_ps_op_close(op, NULL);
         }
-        if (gr_clock_now_us(&ps->clock) >= deadline_us) {
+        if (now >= deadline_us) {
             return gr_fail_peer(diag, GR_E_TIMEOUT, missing,
                                 "parameter server %d has not answered in time: is it running, and "
                                 "does no other client have this one's number?",
                                 missing);
         }
-        gr_mesh_wait(ps->mesh, deadline_us);
+        gr_mesh_wait(ps->mesh, waits && again_us < deadline_us ? again_us : deadline_us);
     }
 }
 
@@ -257,7 +292,7 @@ static gr_status connect_as(const plan *by, int rank, int64_t deadline_us, gr_ps
         status = dial(ps, by->servers, diag);
     }
     if (status == GR_OK) {
-        status = greet(ps, deadline_us, diag);
+        status = greet(ps, by->wait_by_us, deadline_us, diag);
     }
     if (status != GR_OK) {
         gr_ps_close(ps);
@@ -294,6 +329,9 @@ gr_status gr_ps_connect(const gr_ps_config *config, gr_ps **ps_out, gr_diag *dia
     gr_status status = make_plan(config, &by, &why);
     if (status == GR_OK) {
         int64_t deadline_us = gr_clock_deadline_us(&clock, by.timeout_us);
+        by.wait_by_us =
+            by.environment.wait_us > 0 ? gr_clock_deadline_us(&clock, by.environment.wait_us) : 0;
+        deadline_us = by.wait_by_us > deadline_us ? by.wait_by_us : deadline_us;
         status = by.worker >= 0
                      ? connect_as(&by, GR_PS_WORKERS_AT + by.worker, deadline_us, ps_out, &why)
                      : connect_as_any(&by, deadline_us, ps_out, &why);

@@ -116,12 +116,15 @@ static void relocate(gr_ps_server *server, gr_ps_peer *peer, uint64_t incarnatio
     }
 }
 
-bool gr_ps_peer_missed(gr_ps_server *server, int number)
+bool gr_ps_peer_missed(gr_ps_server *server, int number, gr_status status)
 {
     if (number < 0 || number >= GR_PS_SERVERS_MAX || server->peers[number] == NULL) {
         return false;
     }
     server->peers[number]->dialled = false;
+    if (status == GR_E_NOT_FOUND) { /* its name may come later: name servers are spared */
+        server->peers[number]->dial_us = gr_clock_now_us(&server->clock) + LATER_US;
+    }
     return true;
 }
 

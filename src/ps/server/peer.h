@@ -106,7 +106,7 @@ void gr_ps_peers_destroy(gr_ps_server *server);
 /* A client says where a server is: addresses with "+" between. */
 void gr_ps_peer_learn(gr_ps_server *server, int number, const char *addresses);
 /* It could not be reached, and is tried again; false: it is no other server. */
-bool gr_ps_peer_missed(gr_ps_server *server, int number);
+bool gr_ps_peer_missed(gr_ps_server *server, int number, gr_status status);
 /* All have refused this one for long, which replaces another: it has another secret, or that lives.
  * One that has its number, and is about to be found dead, makes them refuse it for a while. */
 bool gr_ps_peers_refuse(const gr_ps_server *server, gr_status status);

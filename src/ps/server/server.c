@@ -498,8 +498,8 @@ gr_status gr_ps_server_poll(gr_ps_server *server, gr_diag *diag)
 {
     bool more = false;
     gr_status status = gr_mesh_progress(server->mesh, diag);
-    if (status != GR_OK &&
-        (gr_ps_peers_refuse(server, status) || !gr_ps_peer_missed(server, diag->peer_rank))) {
+    if (status != GR_OK && (gr_ps_peers_refuse(server, status) ||
+                            !gr_ps_peer_missed(server, diag->peer_rank, status))) {
         return status;
     }
     follow_changes(server);
