@@ -15,8 +15,9 @@
  * A worker that is told to end together with all others writes a checkpoint first, so a change of
  * the number repeats no step. */
 
+#include "operator/gradusjob.h"
+
 #include "operator/object.h"
-#include "operator/training.h"
 #include "train/job/job.h"
 #include "train/strategy/strategy.h"
 
@@ -25,7 +26,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CONTAINER "gradus"
+#define CONTAINER GR_GRADUSJOB_CONTAINER
 #define WORKERS "spec.workers"
 #define SIZE_LABEL "gradus.dev/workers"
 #define OUTPUT_PATH "/gradus/output"
@@ -63,12 +64,10 @@ static bool is_native(const json_t *spec)
 }
 
 /* ---- Defaults -------------------------------------------------------------------------------- */
-static json_t *template_of_image(const json_t *workers, bool *no_memory)
+json_t *gr_gradusjob_template(const json_t *role, const char *image, bool *no_memory)
 {
-    const char *image = gr_object_text(workers, "image");
-    json_t *resources = json_object_get(workers, "resources");
-    json_t *container = json_pack("{s:s, s:s}", "name", CONTAINER, "image",
-                                  image != NULL && image[0] != '\0' ? image : DEFAULT_IMAGE);
+    json_t *resources = json_object_get(role, "resources");
+    json_t *container = json_pack("{s:s, s:s}", "name", CONTAINER, "image", image);
     if (json_is_object(resources)) {
         gr_object_put(container, "resources", json_incref(resources), no_memory);
     }
@@ -79,6 +78,8 @@ static json_t *template_of_image(const json_t *workers, bool *no_memory)
 static void set_defaults(json_t *spec, bool *no_memory)
 {
     json_t *workers = json_object_get(spec, "workers");
+    const char *image = gr_object_text(workers, "image");
+    image = image != NULL && image[0] != '\0' ? image : DEFAULT_IMAGE;
     gr_object_put_default(gr_object_map(spec, "runPolicy", no_memory), "cleanPodPolicy",
                           json_string("Running"), no_memory);
     if (!json_is_object(workers)) {
@@ -91,7 +92,8 @@ static void set_defaults(json_t *spec, bool *no_memory)
                                      : json_integer_value(json_object_get(workers, "replicas"))),
         no_memory);
     if (json_object_get(workers, "template") == NULL) {
-        gr_object_put(workers, "template", template_of_image(workers, no_memory), no_memory);
+        gr_object_put(workers, "template", gr_gradusjob_template(workers, image, no_memory),
+                      no_memory);
     } else {
         gr_object_put(workers, "hasTemplate", json_true(), no_memory);
     }
@@ -122,32 +124,38 @@ static void check_bounds(gr_problems *p, const json_t *worker)
     }
 }
 
-static void check_template(gr_problems *p, const json_t *spec, const json_t *worker)
+void gr_gradusjob_check_template(gr_problems *p, const char *path, const json_t *role,
+                                 const char *told)
 {
     const json_t *container =
-        gr_training_find_container(gr_object_at(worker, "template.spec"), CONTAINER);
-    const char *told = program_of(spec);
-    bool has_template = json_object_get(worker, "hasTemplate") != NULL;
+        gr_training_find_container(gr_object_at(role, "template.spec"), CONTAINER);
+    bool has_template = json_object_get(role, "hasTemplate") != NULL;
     static const char *const of_image[] = {"image", "resources"};
     for (size_t i = 0; i < sizeof of_image / sizeof of_image[0] && has_template; i++) {
-        if (json_object_get(worker, of_image[i]) != NULL) {
+        if (json_object_get(role, of_image[i]) != NULL) {
             gr_problem(p,
-                       WORKERS ".%s: Forbidden: must not be used with " WORKERS
-                               ".template, whose container %s says it",
-                       of_image[i], CONTAINER);
+                       "%s.%s: Forbidden: must not be used with %s.template, whose container %s "
+                       "says it",
+                       path, of_image[i], path, CONTAINER);
         }
-    }
-    if (told == NULL && !has_template) {
-        gr_problem(p, "spec.job: Required value: must have a job, spec.jobFrom, spec.command, or a "
-                      "spec.workers.template whose container " CONTAINER " has a command");
     }
     if (told != NULL && (json_object_get(container, "command") != NULL ||
                          json_object_get(container, "args") != NULL)) {
-        gr_problem(p,
-                   WORKERS ".template: Forbidden: the container " CONTAINER
-                           " must not have a command beside spec.%s",
-                   told);
+        gr_problem(p, "%s.template: Forbidden: the container %s must not have a command beside %s",
+                   path, CONTAINER, told);
     }
+}
+
+static void check_program(gr_problems *p, const json_t *spec, const json_t *worker)
+{
+    char told[64];
+    const char *key = program_of(spec);
+    snprintf(told, sizeof told, "spec.%s", key != NULL ? key : "");
+    if (key == NULL && json_object_get(worker, "hasTemplate") == NULL) {
+        gr_problem(p, "spec.job: Required value: must have a job, spec.jobFrom, spec.command, or a "
+                      "spec.workers.template whose container " CONTAINER " has a command");
+    }
+    gr_gradusjob_check_template(p, WORKERS, worker, key != NULL ? told : NULL);
 }
 
 static void check_command(gr_problems *p, const json_t *spec)
@@ -259,7 +267,7 @@ static void check(gr_problems *p, const json_t *spec, const json_t *specs)
         return;
     }
     check_bounds(p, worker);
-    check_template(p, spec, worker);
+    check_program(p, spec, worker);
     check_command(p, spec);
     check_job_from(p, spec);
     if (volume != NULL && json_object_size(volume) != 1) {
@@ -302,6 +310,15 @@ static json_t *escape(const char *text)
     return value;
 }
 
+void gr_gradusjob_add_secret(gr_training *t, json_t *container)
+{
+    gr_object_append(gr_object_list(container, "env", &t->look.no_memory),
+                     json_pack("{s:s, s:{s:{s:o, s:s}}}", "name", "GRADUS_SECRET", "valueFrom",
+                               "secretKeyRef", "name", json_sprintf("%s-gradus", t->look.name),
+                               "key", "token"),
+                     &t->look.no_memory);
+}
+
 /* What workers meet by: the variables of torchrun, which Gradus reads as well (src/group). */
 static void add_meeting(gr_training *t, json_t *container, const gr_training_role *role,
                         int64_t index)
@@ -320,11 +337,7 @@ static void add_meeting(gr_training *t, json_t *container, const gr_training_rol
     if (min < role->replicas) {
         add_number(t, container, "GRADUS_MIN_WORKERS", min);
     }
-    gr_object_append(gr_object_list(container, "env", &t->look.no_memory),
-                     json_pack("{s:s, s:{s:{s:o, s:s}}}", "name", "GRADUS_SECRET", "valueFrom",
-                               "secretKeyRef", "name", json_sprintf("%s-gradus", name), "key",
-                               "token"),
-                     &t->look.no_memory);
+    gr_gradusjob_add_secret(t, container);
 }
 
 static void add_volume(gr_training *t, json_t *pod_spec, json_t *container, const char *name,
@@ -337,8 +350,7 @@ static void add_volume(gr_training *t, json_t *pod_spec, json_t *container, cons
                      json_pack("{s:s, s:s}", "name", name, "mountPath", path), &t->look.no_memory);
 }
 
-/* Brings gradus, with its libraries, where there is an image for that. Returns its path. */
-static const char *add_program(gr_training *t, json_t *pod_spec, json_t *container)
+const char *gr_gradusjob_add_program(gr_training *t, json_t *pod_spec, json_t *container)
 {
     bool *no_memory = &t->look.no_memory;
     const char *image = gr_object_text(t->look.job, "spec.gradusImage");
@@ -401,7 +413,7 @@ static void complete_pod(gr_training *t, const gr_training_role *role, int64_t i
         gr_object_put(container, "command", json_incref(command), no_memory);
     }
     if (is_native(spec)) {
-        const char *program = add_program(t, pod_spec, container);
+        const char *program = gr_gradusjob_add_program(t, pod_spec, container);
         if (json_object_get(spec, "job") != NULL) {
             add_job(t, container, program, role->replicas);
         } else {
