@@ -55,7 +55,9 @@ typedef struct gr_bench_case {
 /* Blocks in the larger of an operation's two buffers. */
 int gr_bench_blocks(const gr_bench_op *op, int ranks);
 
-gr_status gr_bench_start(const gr_bench_case *c, gr_op **op_out) GR_MUST_CHECK;
+/* The calls that make the operation; returns how many. */
+enum { GR_BENCH_CALLS_MAX = 2 };
+int gr_bench_calls(const gr_bench_case *c, gr_call calls[GR_BENCH_CALLS_MAX]);
 gr_status gr_bench_do(const gr_bench_case *c) GR_MUST_CHECK;
 /* That it takes. */
 const char *gr_bench_algorithm(const gr_bench_case *c);

@@ -60,8 +60,7 @@ int gr_bench_blocks(const gr_bench_op *op, int ranks)
 }
 
 /* ---- Doing it -------------------------------------------------------------------------------- */
-/* The calls that make the operation; returns how many. */
-static int calls_of(const gr_bench_case *c, gr_call calls[2])
+int gr_bench_calls(const gr_bench_case *c, gr_call calls[GR_BENCH_CALLS_MAX])
 {
     int rank = gr_comm_rank(c->comm), ranks = gr_comm_size(c->comm);
     bool root = rank == c->root, lacks_in = c->op->root_in && !root;
@@ -102,24 +101,17 @@ static int calls_of(const gr_bench_case *c, gr_call calls[2])
     }
 }
 
-gr_status gr_bench_start(const gr_bench_case *c, gr_op **op_out)
-{
-    gr_call calls[2];
-    int count = calls_of(c, calls);
-    return gr_start(c->comm, calls, count, op_out);
-}
-
 gr_status gr_bench_do(const gr_bench_case *c)
 {
-    gr_call calls[2];
-    int count = calls_of(c, calls);
+    gr_call calls[GR_BENCH_CALLS_MAX];
+    int count = gr_bench_calls(c, calls);
     return gr_run(c->comm, calls, count);
 }
 
 const char *gr_bench_algorithm(const gr_bench_case *c)
 {
-    gr_call calls[2];
-    return calls_of(c, calls) == 2 ? "direct" : gr_comm_algorithm_name(c->comm, &calls[0]);
+    gr_call calls[GR_BENCH_CALLS_MAX];
+    return gr_bench_calls(c, calls) == 2 ? "direct" : gr_comm_algorithm_name(c->comm, &calls[0]);
 }
 
 /* ---- Elements -------------------------------------------------------------------------------- */
