@@ -7,6 +7,7 @@
  * of additions) and work.c (the additions, and who does which) only. */
 
 #include "coll/plan/traits.h"
+#include "coll/shm/shm_area.h"
 #include "coll/shm/shm_coll.h"
 
 #include <gradus/shards.h>
@@ -14,16 +15,11 @@
 #include <string.h>
 
 enum {
-    SHM_COLL_LINE = 64,
-    SHM_COLL_SLOTS = 16,        /* operations of a communicator under way; a power of two */
-    SHM_COLL_FINISHED_MAX = 8,  /* and so many that are finished without a word */
-    SHM_COLL_INLINE = 48,       /* bytes of contributions within a control slot */
-    SHM_COLL_SMALL_MAX = 16384, /* bytes of contributions of one rank: eager */
+    SHM_COLL_FINISHED_MAX = 8, /* operations that are finished without a word */
     /* Packed even if all could be read where they are: that saves the second of two waits. */
     SHM_COLL_PACK_MAX = 1024,
     SHM_COLL_PACK_ROOTED_MAX = 2048,
-    SHM_COLL_RING = 256 << 10,      /* bytes of a rank's ring of windows, ... */
-    SHM_COLL_WINDOW = 32 << 10,     /* ... of one window, ... */
+    SHM_COLL_WINDOW = 32 << 10,     /* bytes of one window, ... */
     SHM_COLL_WINDOW_PART = 2 << 10, /* ... and of each part of it, at least */
     SHM_COLL_CMA = 1 << 20,         /* bytes that are fetched through the kernel at a time */
     SHM_COLL_COPY = 256 << 10,      /* bytes that are copied twice while they are in a cache */
@@ -40,85 +36,6 @@ enum {
     SHM_COLL_CMA_BLOCK_MIN = 32 << 10, /* bytes of each block of an alltoall there */
     SHM_COLL_CMA_REDUCE_MAX = 1 << 20 /* bytes: the sum of a reduce leaves the caches beyond that */
 };
-
-/* Of a rank's buffers in an operation. */
-enum {
-    SHM_COLL_IN_HEAP = 1, /* all are in its heap, at these offsets plus one */
-    /* It reaches everybody through the kernel; so may all reach its buffers, which are at these
-     * addresses if they are not in its heap. */
-    SHM_COLL_BY_KERNEL = 2,
-    SHM_COLL_EAGER = 4, /* its contributions are in its slot */
-    SHM_COLL_UNFINISHED_SHIFT = 4
-};
-
-/* What a rank says of an operation. `sequence` is written last. */
-typedef struct shm_control {
-    _Alignas(SHM_COLL_LINE) _Atomic uint32_t sequence; /* number of the operation plus one */
-    /* Of its buffers; in the upper half: unfinished operations before this one. */
-    _Atomic uint8_t kinds;
-    uint8_t cores; /* of the host, as this rank sees it: all take the least that one sees */
-    int16_t core;  /* it runs on, where cores are shared */
-    uint64_t fingerprint;
-    union {
-        struct {
-            uint64_t out, input; /* the first; further ones: eager */
-            double prescale;
-        } at;
-        uint8_t bytes[SHM_COLL_INLINE];
-    } body;
-} shm_control;
-_Static_assert(sizeof(shm_control) == SHM_COLL_LINE, "one cache line");
-
-/* What a rank called, for those that compare it later: four to a cache line, of which a look at
- * the last few operations fetches as few as can be. */
-typedef struct shm_call {
-    _Atomic uint32_t sequence; /* as in the control slot, and written last */
-    _Atomic uint64_t fingerprint;
-} shm_call;
-
-/* The control words and eager data; of a size that does not bring all slots into the same places
- * of a cache. */
-typedef struct shm_slot {
-    shm_control control;
-    uint8_t eager[SHM_COLL_SMALL_MAX + SHM_COLL_LINE];
-} shm_slot;
-
-/* Its share of the work is done. In a line of its own, so that writing it need not wait for those
- * that have just read the other one. */
-typedef struct shm_done_flag {
-    _Alignas(SHM_COLL_LINE) _Atomic uint32_t done; /* number plus one */
-} shm_done_flag;
-
-typedef struct shm_bounce {
-    _Alignas(SHM_COLL_LINE) _Atomic uint64_t filled;
-    _Alignas(SHM_COLL_LINE) _Atomic uint64_t reduced;
-    _Alignas(SHM_COLL_LINE) _Atomic uint64_t copied;
-} shm_bounce;
-
-/* A rank's area, which only it writes. */
-typedef struct shm_area {
-    shm_slot slots[SHM_COLL_SLOTS];
-    shm_done_flag done_flags[SHM_COLL_SLOTS];
-    _Alignas(SHM_COLL_LINE) shm_call calls[SHM_COLL_SLOTS];
-    _Alignas(SHM_COLL_LINE) _Atomic uint32_t finished;   /* at least those before this number */
-    _Alignas(SHM_COLL_LINE) _Atomic uint32_t wants_room; /* it waits for others' `finished` */
-    shm_bounce windows;
-    /* It gave an operation up: its memory has other uses. */
-    _Alignas(SHM_COLL_LINE) _Atomic uint32_t revoked;
-    /* It writes through the kernel into memory of this rank, plus one: kernel_copy.c. */
-    _Alignas(SHM_COLL_LINE) _Atomic uint32_t writing;
-    _Alignas(4096) uint8_t ring[SHM_COLL_RING];
-} shm_area;
-_Static_assert(sizeof(shm_area) <= GR_SHARED_COLL_BYTES, "fits its place");
-
-/* Shares of the work that any rank may take, in the open area of rank 0: a bit for each that was
- * taken, and how many are done. The upper half of each word is the number of the operation plus
- * one. */
-typedef struct shm_work_bitmap {
-    _Alignas(SHM_COLL_LINE) _Atomic uint64_t taken;
-    _Atomic uint64_t done;
-} shm_work_bitmap;
-_Static_assert(sizeof(shm_work_bitmap) * SHM_COLL_SLOTS <= GR_SHARED_OPEN_BYTES, "fits its place");
 
 /* The order of additions over one number of shards. Operands below 0 are leaves: ~leaf. */
 typedef struct shm_step {
