@@ -868,86 +868,9 @@ static void failover_four_members_keep_rules_long(void **unused)
     explore_all(settings, sizeof settings / sizeof settings[0]);
 }
 
-static void tell(gr_quorum *quorum, int number, uint64_t committed, uint8_t members)
-{
-    gr_history history = {.committed = committed, .accepted = committed};
-    history.committed_members.bits[0] = history.accepted_members.bits[0] = members;
-    assert_int_equal(gr_quorum_tell(quorum, number, &history), GR_OK);
-}
-
-static bool enough(const gr_quorum *quorum, uint8_t members)
-{
-    const gr_numbers here = {.bits = {members}};
-    return gr_quorum_is_enough(quorum, &here);
-}
-
-/* Half of the members are enough for the coordinator that has made their generation. */
-static void test_half(void **unused)
-{
-    (void)unused;
-    gr_quorum first, next;
-    const gr_numbers all = {.bits = {3}};
-    gr_quorum_init_first(&first, 2);
-    assert_true(enough(&first, 1) && enough(&first, 2) && !enough(&first, 4));
-    assert_int_equal(gr_quorum_init_successor(&next, 0, 4, NULL), GR_OK);
-    tell(&next, 0, 1, 3);
-    tell(&next, 1, 1, 3);
-    gr_quorum_unite(&next, &all);
-    assert_true(enough(&next, 3) && !enough(&next, 1));
-    gr_quorum_assign(&next, gr_quorum_next(&next, 1), &all);
-    assert_false(enough(&next, 1));
-    gr_quorum_commit(&next);
-    assert_true(enough(&next, 1) && enough(&next, 2));
-    gr_quorum_fini(&next);
-}
-
-/* Of two coordinators that know the same each makes generations of its own, after all that were. */
-static void test_numbers(void **unused)
-{
-    (void)unused;
-    gr_quorum one, other;
-    const gr_numbers all = {.bits = {7}};
-    assert_int_equal(gr_quorum_init_successor(&one, 0, 4, NULL), GR_OK);
-    assert_int_equal(gr_quorum_init_successor(&other, 1, 4, NULL), GR_OK);
-    tell(&one, 2, 5, 7);
-    tell(&other, 2, 5, 7);
-    gr_quorum_unite(&one, &all);
-    gr_quorum_unite(&other, &all);
-    uint64_t by_one = gr_quorum_next(&one, 1), by_other = gr_quorum_next(&other, 1);
-    assert_true(by_one > 5 && by_other > 5 && by_one != by_other);
-    gr_quorum_assign(&one, by_one, &all);
-    uint64_t again = gr_quorum_next(&one, by_one);
-    assert_true(again > by_one && again != by_other);
-    tell(&other, 2, again, 7);
-    gr_quorum_unite(&other, &all);
-    assert_true(gr_quorum_next(&other, 1) > again);
-    gr_quorum_fini(&one);
-    gr_quorum_fini(&other);
-}
-
-/* Who is in no generation, or not in the one that it names, is told so. */
-static void test_strange_histories(void **unused)
-{
-    (void)unused;
-    gr_quorum quorum;
-    gr_history history = {.committed = 0, .accepted = 1, .accepted_members = {.bits = {1}}};
-    assert_int_equal(gr_quorum_init_successor(&quorum, 0, 4, NULL), GR_OK);
-    assert_int_equal(gr_quorum_tell(&quorum, 0, &history), GR_E_PROTOCOL);
-    history.committed = 1;
-    history.committed_members.bits[0] = 2;
-    assert_int_equal(gr_quorum_tell(&quorum, 0, &history), GR_E_PROTOCOL);
-    history.committed_members.bits[0] = 3;
-    assert_int_equal(gr_quorum_tell(&quorum, 0, &history), GR_OK);
-    assert_int_equal(gr_quorum_tell(&quorum, 1, &history), GR_E_PROTOCOL);
-    gr_quorum_fini(&quorum);
-}
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_half),
-                                       cmocka_unit_test(test_numbers),
-                                       cmocka_unit_test(test_strange_histories),
-                                       cmocka_unit_test(failover_two_members_keep_rules),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(failover_two_members_keep_rules),
                                        cmocka_unit_test(failover_three_members_keep_rules),
                                        cmocka_unit_test(failover_three_members_keep_rules_long),
                                        cmocka_unit_test(failover_four_members_keep_rules_long)};
