@@ -82,7 +82,7 @@ static bool is_over(const gr_coordinator *coordinator, int ranks)
             return false;
         }
     }
-    return true;
+    return gr_coordinator_is_alone(coordinator); /* nobody has joined later, or they have ended */
 }
 
 /* "0, 1, 5 and 3 more": the ranks that are in this state (`like`), or in any other one. Returns how

@@ -5,6 +5,7 @@
 #include "base/hash.h"
 #include "group/bootstrap_internal.h"
 #include "group/member.h"
+#include "link/address.h"
 #include "link/secret.h"
 
 #include <poll.h>
@@ -16,7 +17,10 @@
 enum {
     LOOKUP_MIN_US = 1000, /* between two looks for the coordinator: twice as long each time */
     LOOKUP_MAX_US = 50000,
-    LINGER_US = 5000000 /* for so long a coordinator serves ranks that are behind its own */
+    LINGER_US = 5000000, /* for so long a coordinator serves ranks that are behind its own */
+    /* For so long a joining worker waits for an answer, twice as long in each round of calls. */
+    ANSWER_MIN_US = 500000,
+    ANSWER_DOUBLINGS_MAX = 5
 };
 
 /* ---- Choice ---------------------------------------------------------------------------------- */
@@ -56,13 +60,36 @@ static gr_status lookup_port(gr_joining *join, gr_diag *diag)
     return GR_OK;
 }
 
+/* The coordinator may be at any of the addresses, or on its way from one to another. */
+static bool looks_around(const gr_joining *join)
+{
+    return join->config->joining && join->config->failover;
+}
+
+/* A joining worker turns to the next address of GRADUS_COORDINATOR. */
+static gr_status lookup_next(gr_joining *join, gr_diag *diag)
+{
+    gr_bootstrap *b = join->group->bootstrap;
+    const char *addresses = join->given;
+    (void)diag;
+    if (!looks_around(join)) {
+        return GR_OK;
+    }
+    if (!gr_address_next(addresses, &b->next_at, b->coordinator)) {
+        b->next_at = 0;
+        b->rounds++;
+        (void)gr_address_next(addresses, &b->next_at, b->coordinator);
+    }
+    return GR_OK;
+}
+
 static const gr_bootstrap_ops backends[] = {
     {.name = "callback",
      .applies = is_callback,
      .hosted = true,
      .find_hosts = gr_bootstrap_gather_hosts,
      .exchange = gr_bootstrap_gather_coordinator},
-    {.name = "coordinator", .applies = is_named},
+    {.name = "coordinator", .applies = is_named, .lookup = lookup_next},
     {.name = "file",
      .applies = is_file,
      .hosted = true,
@@ -236,7 +263,7 @@ gr_status gr_bootstrap_exchange(gr_joining *join, gr_diag *diag)
     if (b->ops->exchange != NULL) {
         return b->ops->exchange(join, diag);
     }
-    if (b->ops->hosted && join->config->rank == 0) {
+    if (b->ops->hosted && join->config->rank == 0 && !join->config->joining) {
         status = gr_bootstrap_host(join, diag);
         return status == GR_OK && b->ops->publish != NULL ? b->ops->publish(join, diag) : status;
     }
@@ -249,7 +276,24 @@ gr_status gr_bootstrap_retry(gr_joining *join, gr_status status, gr_diag *diag)
     bool again = b->ops->retries && join->config->rank != 0 &&
                  (status == GR_E_PEER_LOST || status == GR_E_AUTH || status == GR_E_IN_USE ||
                   status == GR_E_NOT_FOUND); /* a pod's name comes with its address */
+    /* The name of a host that has gone is no longer known. */
+    again = again || (looks_around(join) && status != GR_E_NO_MEMORY && status != GR_E_IO);
     return again && sleep_before_lookup(join) ? lookup(join, diag) : status;
+}
+
+int64_t gr_bootstrap_patience_us(const gr_joining *join)
+{
+    const gr_bootstrap *b = join->group->bootstrap;
+    int doublings = b->rounds < ANSWER_DOUBLINGS_MAX ? b->rounds : ANSWER_DOUBLINGS_MAX;
+    return looks_around(join) ? (int64_t)ANSWER_MIN_US << doublings : join->config->join_timeout_us;
+}
+
+gr_ports gr_bootstrap_port(const gr_joining *join)
+{
+    const gr_launch *launch = &join->config->launch;
+    bool there = join->group->bootstrap->ops->fixed_port || looks_around(join);
+    uint16_t port = there && launch->port > 0 ? (uint16_t)launch->port : 0;
+    return (gr_ports){.first = port, .last = port};
 }
 
 void gr_bootstrap_destroy(gr_bootstrap *bootstrap)

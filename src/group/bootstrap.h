@@ -12,6 +12,10 @@
  *   port         rank 0 hosts the coordinator at the host and port that follow from the launcher's
  *                variables; the secret stands in the configuration
  *
+ * A joining worker (GRADUS_JOINING) hosts none. Where a member may have taken the coordinator over,
+ * it looks for it at each address of GRADUS_COORDINATOR in turn: members that meet at a `port`
+ * listen at that port of their own hosts, where it is free, and answer when they have taken over.
+ *
  * After that every backend is the same join. A coordinator that rank 0 hosts runs on a thread of
  * rank 0 (failover.h), until that rank leaves the group. */
 
@@ -34,6 +38,11 @@ gr_status gr_bootstrap_exchange(gr_joining *join, gr_diag *diag) GR_MUST_CHECK;
 /* After a call of the coordinator that failed with `status`: returns GR_OK if the coordinator has
  * been looked up again and is worth another call, else `status`. */
 gr_status gr_bootstrap_retry(gr_joining *join, gr_status status, gr_diag *diag) GR_MUST_CHECK;
+/* How long one call of the coordinator may take: a member that has not taken over does not answer.
+ */
+int64_t gr_bootstrap_patience_us(const gr_joining *join);
+/* Where a member listens that may take over; 0 .. 0: anywhere. */
+gr_ports gr_bootstrap_port(const gr_joining *join);
 /* A coordinator hosted here serves until all others have left or need it no longer, at most some
  * seconds. NULL ok. */
 void gr_bootstrap_destroy(gr_bootstrap *bootstrap);

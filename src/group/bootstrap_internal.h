@@ -37,6 +37,8 @@ struct gr_bootstrap {
     bool written;
     _Atomic bool complete; /* all ranks have called in; set by the coordinator's thread */
     int64_t wait_us;       /* the last pause between two looks */
+    size_t next_at;        /* of a joining worker: the next of the coordinator's addresses... */
+    int rounds;            /* ...and how often all of them were tried */
 };
 
 /* Rank 0: makes the secret and starts the coordinator. */

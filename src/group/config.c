@@ -65,7 +65,8 @@ static const gr_config_field fields[] = {
      .type = GR_CONFIG_TEXT,
      AT(coordinator),
      .value_name = "ADDRESS",
-     .help = "where the ranks meet: unix:@NAME or tcp:HOST:PORT"},
+     .help = "where the ranks meet: unix:@NAME or tcp:HOST:PORT; a joining rank looks at several, "
+             "with blanks between"},
     {.env = "GRADUS_SECRET",
      .type = GR_CONFIG_TEXT,
      AT(secret_hex),
@@ -139,7 +140,9 @@ static const gr_config_field fields[] = {
     {.env = "GRADUS_JOINING",
      .type = GR_CONFIG_BOOL,
      AT(joining),
-     .help = "this rank comes to a job that runs already; set by `gradus run`"},
+     .help =
+         "this rank comes to a job that runs already; set by `gradus run`, or by hand in the place "
+         "of a rank that was lost"},
     {.env = "GRADUS_JOIN_TIMEOUT",
      .type = GR_CONFIG_DURATION,
      AT(join_timeout_us),

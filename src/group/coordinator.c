@@ -27,7 +27,11 @@ enum {
      * have piled up while the launcher stood still, so that the time counts from the beginning. */
     MESSAGES_AT_ONCE = 1000,
     MESSAGES_A_SECOND = 1000,
-    DIED_BYTES = 128
+    DIED_BYTES = 128,
+    /* Without a launcher: so many workers may join in the course of the job, beyond a share of
+     * those that it has. Each gets a number of its own. */
+    JOINING_MIN = 32,
+    JOINING_SHARE = 3
 };
 
 /* A member's connection; the rules are membership.c's. */
@@ -199,9 +203,31 @@ static void refuse(const gr_accepted *accepted, const char *sentence, int rank)
     gr_control_close(&control);
 }
 
+/* For a joining worker that has none; -1: there is none. */
+static int free_number(const gr_coordinator *coordinator)
+{
+    for (int number = 0; number < coordinator->membership.world_size; number++) {
+        const member *of = &coordinator->members[number];
+        if (of->control.fd < 0 && of->broken == NULL &&
+            gr_membership_is_free(&coordinator->membership, number)) {
+            return number;
+        }
+    }
+    return -1;
+}
+
 static void accept_member(gr_coordinator *coordinator, const gr_accepted *accepted)
 {
     int rank = accepted->peer_rank;
+    if (rank == GR_AUTH_RANK_JOINING) {
+        rank = free_number(coordinator);
+        if (rank < 0) { /* it was free when the worker was let in: it will come again */
+            gr_tls_destroy(accepted->tls);
+            close(accepted->fd);
+            return;
+        }
+        gr_membership_reserve(&coordinator->membership, rank);
+    }
     member *of = &coordinator->members[rank];
     char sentence[GR_DIAG_TEXT_BYTES];
     gr_member_state state = coordinator->membership.members[rank].state;
@@ -451,7 +477,9 @@ static void receive_from(gr_coordinator *coordinator, member *from, int most)
 static bool accepts_rank(void *coordinator_arg, int32_t rank, gr_auth_rail rail)
 {
     const gr_coordinator *coordinator = coordinator_arg;
-    return rank >= 0 && rank < coordinator->membership.world_size && rail.count == 1;
+    bool is_member = rank >= 0 && rank < coordinator->membership.world_size;
+    bool may_join = rank == GR_AUTH_RANK_JOINING && free_number(coordinator) >= 0;
+    return (is_member || may_join) && rail.count == 1;
 }
 
 /* Those that say nothing for long are asked whether their host is still there. */
@@ -513,6 +541,18 @@ gr_status gr_coordinator_progress(gr_coordinator *coordinator, gr_diag *diag)
     return GR_OK;
 }
 
+static size_t count_numbers(const gr_coordinator_config *config)
+{
+    size_t count = (size_t)config->world_size;
+    if (config->world_max > 0) {
+        return (size_t)config->world_max;
+    }
+    if (config->failover && config->members_min < config->world_size) {
+        count += JOINING_SHARE * count + JOINING_MIN;
+    }
+    return count < GR_GROUP_WORLD_MAX ? count : GR_GROUP_WORLD_MAX;
+}
+
 gr_status gr_coordinator_create(const gr_coordinator_config *config, gr_coordinator **out,
                                 gr_diag *diag)
 {
@@ -520,7 +560,7 @@ gr_status gr_coordinator_create(const gr_coordinator_config *config, gr_coordina
         return gr_fail(diag, GR_E_INVALID, "a group has 1 to %d ranks, not %d", GR_GROUP_WORLD_MAX,
                        config->world_size);
     }
-    size_t world = (size_t)(config->world_max > 0 ? config->world_max : config->world_size);
+    size_t world = count_numbers(config);
     gr_coordinator *coordinator = calloc(1, sizeof *coordinator + world * sizeof(member));
     if (coordinator == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a coordinator of %zu ranks", world);

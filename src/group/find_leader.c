@@ -22,21 +22,29 @@ gr_status gr_joining_open_failover(gr_joining *join, gr_diag *diag)
 {
     gr_group *group = join->group;
     const gr_group_config *config = join->config;
-    if (!config->failover || !group->elastic || group->joining) {
+    if (!config->failover || !group->elastic || group->failover != NULL) {
         return GR_OK;
     }
     const gr_coordinator_config coordinator = {
         .world_size = (int)config->world_size,
         .members_min = (int)config->members_min,
         .failover = true,
-        .successor = (int)config->rank + 1,
+        .successor = group->number + 1,
         .secret = group->secret,
         .encrypt = config->encrypt,
         .listen_host = join->remote ? gr_interfaces_listen_host(&join->interfaces) : NULL,
         .ports = join->ports,
         .peer_timeout_us = config->peer_timeout_us,
         .log = join->log};
-    return gr_failover_create(&coordinator, &group->failover, diag);
+    const gr_ports port = gr_bootstrap_port(join);
+    gr_status status = GR_E_IN_USE;
+    if (port.first != 0) { /* where joining workers look for it, unless somebody has it already */
+        gr_coordinator_config there = coordinator;
+        there.listen_host = "*";
+        there.ports = port;
+        status = gr_failover_create(&there, &group->failover, diag);
+    }
+    return status == GR_OK ? GR_OK : gr_failover_create(&coordinator, &group->failover, diag);
 }
 
 void gr_joining_announce_failover(gr_joining *join)
@@ -118,7 +126,7 @@ gr_status gr_joining_find_leader(gr_joining *join, gr_diag *diag)
         int number = (int)member->number;
         int64_t share = member->host == silent_host ? SILENT_HOST_SHARE : ANSWER_SHARE;
         int64_t timeout_us = patience_us(join) / share, begin_us = gr_clock_now_us(&join->clock);
-        here = number == join->config->rank;
+        here = number == group->number;
         if (!gr_numbers_has(&group->history.accepted_members, number) ||
             (member->failover[0] == '\0' && !here)) {
             continue;

@@ -131,7 +131,7 @@ static void sleep_on(const gr_joining *join, int fd, short events, int64_t until
 gr_status gr_joining_call(gr_joining *join, const char *addresses, int64_t timeout_us,
                           gr_accepted *arrival_out, gr_diag *diag)
 {
-    gr_acceptor_config config = {.rank = (int)join->config->rank,
+    gr_acceptor_config config = {.rank = join->group->number,
                                  .secret = join->group->secret,
                                  .encrypt = join->config->encrypt,
                                  .half_open_max = 1,
@@ -434,13 +434,16 @@ static gr_status ask_for_assignment(gr_joining *join, gr_diag *diag)
         }
         status = ask_coordinator(join, GR_MESSAGE_HISTORY, diag);
     }
-    if (status == GR_OK) {
-        group->rank = (int)group->assignment.rank;
-        group->world_size = (int)group->assignment.world_size;
+    if (status != GR_OK) {
+        return status;
     }
+    group->rank = (int)group->assignment.rank;
+    group->world_size = (int)group->assignment.world_size;
+    group->number = (int)group->assignment.number;
     if (group->joining) { /* until now it has waited for others to be ready for it */
         group->joining = false;
         gr_joining_set_deadline(join);
+        status = gr_joining_open_failover(join, diag);
     }
     return status;
 }
@@ -462,6 +465,19 @@ static gr_status form_with_those_left(gr_joining *join, bool assigned, gr_diag *
     return status;
 }
 
+/* Looks for the coordinator until it answers, where that may take a while. */
+static gr_status call_coordinator(gr_joining *join, gr_accepted *accepted_out, gr_diag *diag)
+{
+    gr_status status, found = GR_OK;
+    do {
+        gr_bootstrap_apply(join->group->bootstrap, &join->own);
+        int64_t timeout_us = gr_bootstrap_patience_us(join);
+        status = gr_joining_call(join, join->config->coordinator, timeout_us, accepted_out, diag);
+        found = status == GR_OK ? GR_OK : gr_bootstrap_retry(join, status, diag);
+    } while (status != GR_OK && found == GR_OK);
+    return found;
+}
+
 static gr_status join_others(gr_joining *join, gr_diag *diag)
 {
     gr_group *group = join->group;
@@ -473,27 +489,35 @@ static gr_status join_others(gr_joining *join, gr_diag *diag)
     if (group->in == NULL || group->members == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a group of %zu", world);
     }
-    gr_status status, found = GR_OK;
-    do {
-        gr_bootstrap_apply(group->bootstrap, &join->own);
-        status = gr_joining_call(join, join->config->coordinator, join->config->join_timeout_us,
-                                 &accepted, diag);
-        found = status == GR_OK ? GR_OK : gr_bootstrap_retry(join, status, diag);
-    } while (status != GR_OK && found == GR_OK);
-    if (found != GR_OK) {
-        return found;
+    gr_status status = call_coordinator(join, &accepted, diag);
+    if (status != GR_OK) {
+        return status;
     }
-    status = gr_joining_open_failover(join, diag);
+    status = group->joining ? GR_OK : gr_joining_open_failover(join, diag);
     if (status != GR_OK) {
         gr_tls_destroy(accepted.tls);
         close(accepted.fd);
         return status;
     }
     gr_control_init(&group->control, &accepted, join->config->peer_timeout_us, group->in, in_bytes);
-    if (group->joining) {
-        join->deadline_us = GR_NEVER;
+    if (!group->joining) {
+        return form_with_those_left(join, true, diag);
     }
-    return form_with_those_left(join, !group->joining, diag);
+    join->deadline_us = GR_NEVER;
+    status = form_with_those_left(join, false, diag);
+    while (group->joining && join->config->failover && group->control.ended) {
+        gr_control_close(&group->control);
+        gr_joining_set_deadline(join);
+        status = call_coordinator(join, &accepted, diag); /* another one has taken over */
+        if (status != GR_OK) {
+            break;
+        }
+        gr_control_init(&group->control, &accepted, join->config->peer_timeout_us, group->in,
+                        in_bytes);
+        join->deadline_us = GR_NEVER;
+        status = form_with_those_left(join, false, diag);
+    }
+    return status;
 }
 
 /* A group of one, which nobody else knows of. */
@@ -518,7 +542,11 @@ static void forget_secret(gr_group *group)
 static gr_status begin_joining(gr_joining *join, gr_group *group, const gr_group_config *config,
                                const gr_log *log, gr_diag *diag)
 {
-    *join = (gr_joining){.own = *config, .log = log, .group = group, .clock = gr_clock_real()};
+    *join = (gr_joining){.own = *config,
+                         .given = config->coordinator,
+                         .log = log,
+                         .group = group,
+                         .clock = gr_clock_real()};
     join->config = &join->own;
     gr_joining_set_deadline(join);
     return check(join, diag);
@@ -551,7 +579,9 @@ gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_gro
         gr_joining join;
         gr_status status = begin_joining(&join, group, config, log, diag);
         if (status == GR_OK) {
+            bool numbered = config->joining && join.own.failover; /* by the coordinator */
             group->rank = (int)config->rank;
+            group->number = numbered ? GR_AUTH_RANK_JOINING : (int)config->rank;
             group->assignment.generation = 1;
             group->tcp = config->link == GR_LINK_ALL_TCP;
             group->joining = config->joining;

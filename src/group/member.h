@@ -21,6 +21,7 @@ enum { GR_GROUP_REPORTS_MAX = 16 }; /* the coordinator says no more before an an
 struct gr_group {
     pthread_mutex_t lock;
     int rank, world_size;
+    int number; /* for good: the rank in the first generation, or what the coordinator has given */
     const gr_log *log;   /* may be NULL */
     uint64_t generation; /* whose members are known; 0: not yet */
     gr_mesh *mesh;
@@ -57,6 +58,7 @@ struct gr_group {
 /* What a join needs on its way. */
 struct gr_joining {
     gr_group_config own; /* the caller's, with what the bootstrap found out */
+    const char *given;   /* the coordinator's addresses, as the caller says */
     const gr_group_config *config;
     const gr_log *log;
     gr_group *group;

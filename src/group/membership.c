@@ -72,7 +72,9 @@ static void too_few(gr_membership *membership, int alive)
     (void)gr_fail(&failure, GR_E_COMM_BROKEN,
                   "%d of %d workers are left, fewer than the %d that the job needs to go on "
                   "(--min-workers)",
-                  alive, membership->world_size, membership->members_min);
+                  alive,
+                  membership->quorum != NULL ? membership->first_size : membership->world_size,
+                  membership->members_min);
     fail_group_as(membership, &failure);
 }
 
@@ -221,6 +223,7 @@ static void assign_ranks(gr_membership *membership)
             of->assignment = membership->generation;
             of->stage = GR_STAGE_ASSIGNED;
             word.assignment.rank = (uint32_t)rank;
+            word.assignment.number = (uint32_t)membership->order[rank];
             send_history(membership, membership->order[rank]);
             say(membership, membership->order[rank], &word);
         } else if (!of->joining) {
@@ -263,8 +266,9 @@ static void end_gathering(gr_membership *membership)
                                i);
             say_fail(membership, i, &failure);
             of->state = GR_MEMBER_LOST;
-        } else if (of->state == GR_MEMBER_ABSENT) {
-            of->state = GR_MEMBER_LOST;
+        } else if (of->state == GR_MEMBER_ABSENT || of->state == GR_MEMBER_LOST) {
+            bool used = gr_quorum_is_used(membership->quorum, i);
+            of->state = used ? GR_MEMBER_LOST : GR_MEMBER_LEFT;
         }
     }
     membership->quorum->gathering = false;
@@ -329,7 +333,7 @@ static void reassign(gr_membership *membership)
         const gr_standing *of = &membership->members[i];
         alive += of->state == GR_MEMBER_JOINED;
         veterans += is_veteran(membership, of);
-        coming += of->state == GR_MEMBER_RESERVED;
+        coming += of->state == GR_MEMBER_RESERVED && membership->quorum == NULL;
     }
     if (alive > 0 && veterans == 0) {
         end_without_veterans(membership);
@@ -355,8 +359,7 @@ static bool wants_change(const gr_membership *membership)
 }
 
 /* Asks the members to change generations, once, if another generation is wanted and all members run
- * in this one. They ask for rank assignments between two steps; until then nothing changes. Where
- * the coordinator may be succeeded nobody comes, and nobody is sent away. */
+ * in this one. They ask for rank assignments between two steps; until then nothing changes. */
 static void request_change(gr_membership *membership)
 {
     for (int i = 0; i < membership->world_size; i++) {
@@ -366,8 +369,8 @@ static void request_change(gr_membership *membership)
             return;
         }
     }
-    if (membership->change_of == membership->generation || membership->quorum != NULL ||
-        membership->failure.status != GR_OK || !wants_change(membership)) {
+    if (membership->change_of == membership->generation || membership->failure.status != GR_OK ||
+        !wants_change(membership)) {
         return;
     }
     membership->change_of = membership->generation;
@@ -425,6 +428,14 @@ void gr_membership_reserve(gr_membership *membership, int number)
 {
     membership->members[number] = (gr_standing){.state = GR_MEMBER_RESERVED, .joining = true};
     membership->hellos[number] = (gr_hello){0};
+}
+
+bool gr_membership_is_free(const gr_membership *membership, int number)
+{
+    gr_member_state state = membership->members[number].state;
+    return membership->quorum != NULL && !gr_membership_gathers(membership) && !membership->over &&
+           membership->failure.status == GR_OK && !gr_quorum_is_used(membership->quorum, number) &&
+           state != GR_MEMBER_ABSENT && state != GR_MEMBER_JOINED;
 }
 
 void gr_membership_set_target_size(gr_membership *membership, int count)
@@ -603,7 +614,7 @@ gr_status gr_membership_renew(gr_membership *membership, int number)
                            (unsigned long long)hello->pid, hello->member.host_name);
         disturb(membership, &cause);
     }
-    if (waits(of) && of->released) {
+    if (waits(of) && (of->released || (membership->over && membership->quorum != NULL))) {
         dismiss(membership, number);
     }
     reassign(membership);
@@ -656,6 +667,16 @@ gr_status gr_membership_switch(gr_membership *membership, int number, const gr_h
 
 /* ---- Ends ------------------------------------------------------------------------------------ */
 
+/* The job is done. Where there is a launcher, it ends those that it has started. */
+static void dismiss_waiting(gr_membership *membership)
+{
+    for (int i = 0; i < membership->world_size; i++) {
+        if (membership->over && membership->quorum != NULL && waits(&membership->members[i])) {
+            dismiss(membership, i);
+        }
+    }
+}
+
 gr_status gr_membership_leave(gr_membership *membership, int number)
 {
     if (is_gone(membership, number)) {
@@ -674,6 +695,7 @@ gr_status gr_membership_leave(gr_membership *membership, int number)
         bool ready = of->stage == GR_STAGE_READY;
         of->state = GR_MEMBER_LEFT;
         membership->over = membership->over || ready;
+        dismiss_waiting(membership);
         reassign(membership); /* the others may wait for its word */
     }
     return GR_OK;
@@ -703,7 +725,7 @@ gr_status gr_membership_ask(gr_membership *membership, int number)
     }
     for (int i = 0; i < membership->world_size; i++) {
         const gr_standing *of = &membership->members[i];
-        if (of->state == GR_MEMBER_ABSENT ||
+        if ((of->state == GR_MEMBER_ABSENT && is_awaited(membership, i)) ||
             (of->state == GR_MEMBER_JOINED && membership->disturbed &&
              of->stage == GR_STAGE_READY)) {
             if (missing.listed < GR_MISSING_LISTED_MAX) {
@@ -785,7 +807,8 @@ gr_status gr_membership_init(gr_membership *membership, const gr_membership_conf
     }
     for (int i = 0; i < config->world_size; i++) {
         membership->members[i].rank = i;
-        membership->members[i].state = i < config->first_size ? GR_MEMBER_ABSENT : GR_MEMBER_LEFT;
+        bool comes = i < config->first_size || gr_membership_gathers(membership);
+        membership->members[i].state = comes ? GR_MEMBER_ABSENT : GR_MEMBER_LEFT;
     }
     return GR_OK;
 }

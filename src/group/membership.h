@@ -26,7 +26,11 @@
  *                         ASSIGN: all have said RENEW
  *
  * A generation that loses a member before all are READY is disturbed: its members say RENEW, and
- * the next one is made of those that live. */
+ * the next one is made of those that live.
+ *
+ * Where there is no launcher that says which number a joining worker has, it gets one that nobody
+ * has had (gr_membership_is_free). A process that comes back under a number of its own is never
+ * taken for another one, and has no say in generations that it was not in (quorum.h). */
 
 #include "base/log.h"
 #include "group/message.h"
@@ -101,7 +105,7 @@ typedef struct gr_membership {
 } gr_membership;
 
 typedef struct gr_membership_config {
-    int world_size;  /* numbers of members, with those that may be invited later */
+    int world_size;  /* numbers of members, with those that may join later */
     int first_size;  /* the first generation has the members [0, first_size); so many are wanted */
     int members_min; /* 0: all must live */
     bool failover;   /* there is no launcher: a quorum goes on, also when the coordinator dies */
@@ -117,6 +121,9 @@ void gr_membership_fini(gr_membership *membership);
  * others do not wait for it, unless too few are left without it. When
  * workers are to join or to leave, all members get CHANGE and send RENEW when it suits them. */
 void gr_membership_reserve(gr_membership *membership, int number);
+/* Where a quorum goes on: has no process had this number, so that a joining worker may get it? No
+ * number is free while a successor waits for the members, nor when the job is done. */
+bool gr_membership_is_free(const gr_membership *membership, int number);
 /* True: workers will join when too few are left, and the others wait for them. False at first. */
 void gr_membership_expect_joining(gr_membership *membership, bool joining_expected);
 /* So many are wanted from now on. When there are more, those with the highest ranks are dismissed;

@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-enum { MAGIC = 0x31435247, VERSION = 4, CHECKSUM_AT = 16, MEMBERS_FIXED = 12 };
+enum { MAGIC = 0x31435247, VERSION = 5, CHECKSUM_AT = 16, MEMBERS_FIXED = 12, SETS = 3 };
 
 /* ---- Bodies ---------------------------------------------------------------------------------- */
 
@@ -44,12 +44,15 @@ static const gr_wire_field assignment_fields[] = {
     {GR_WIRE(64, gr_assignment, generation)},
     {GR_WIRE(32, gr_assignment, rank)},
     {GR_WIRE(32, gr_assignment, world_size), .max = GR_GROUP_WORLD_MAX},
+    {GR_WIRE(32, gr_assignment, number), .max = GR_GROUP_WORLD_MAX - 1},
     {0},
 };
 static const gr_wire_field history_fields[] = {
-    /* and the size of the sets (u64), and the two */
+    /* and the size of the sets (u64), and the three */
     {GR_WIRE(64, gr_history, committed)},
     {GR_WIRE(64, gr_history, accepted)},
+    {GR_WIRE(32, gr_history, accepted_size), .max = GR_GROUP_WORLD_MAX},
+    {.bytes = 4}, /* zero */
     {0},
 };
 
@@ -127,7 +130,7 @@ static size_t filled_bytes(const gr_history *history)
 {
     size_t bytes = sizeof history->committed_members.bits;
     while (bytes > 0 && history->committed_members.bits[bytes - 1] == 0 &&
-           history->accepted_members.bits[bytes - 1] == 0) {
+           history->accepted_members.bits[bytes - 1] == 0 && history->used.bits[bytes - 1] == 0) {
         bytes--;
     }
     return bytes;
@@ -140,7 +143,8 @@ size_t gr_message_put_history(const gr_history *history, uint8_t *out)
     gr_put_u64(at, bytes);
     memcpy(at + 8, history->committed_members.bits, bytes);
     memcpy(at + 8 + bytes, history->accepted_members.bits, bytes);
-    return seal(GR_MESSAGE_HISTORY, (size_t)(at - body) + 8 + 2 * bytes, out);
+    memcpy(at + 8 + 2 * bytes, history->used.bits, bytes);
+    return seal(GR_MESSAGE_HISTORY, (size_t)(at - body) + 8 + SETS * bytes, out);
 }
 
 size_t gr_message_members_max(int world_size)
@@ -265,11 +269,12 @@ gr_status gr_message_get_history(const uint8_t *body, size_t size_bytes, gr_hist
     gr_history history = {0};
     const uint8_t *end = body + size_bytes, *at = gr_wire_get(history_fields, body, end, &history);
     uint64_t bytes = at != NULL && end - at >= 8 ? gr_get_u64(at) : UINT64_MAX;
-    if (bytes > sizeof history.committed_members.bits || (uint64_t)(end - at) != 8 + 2 * bytes) {
+    if (bytes > sizeof history.committed_members.bits || (uint64_t)(end - at) != 8 + SETS * bytes) {
         return malformed(diag, "HISTORY");
     }
     memcpy(history.committed_members.bits, at + 8, bytes);
     memcpy(history.accepted_members.bits, at + 8 + bytes, bytes);
+    memcpy(history.used.bits, at + 8 + 2 * bytes, bytes);
     if (history.committed > history.accepted || filled_bytes(&history) != bytes) {
         return malformed(diag, "HISTORY");
     }

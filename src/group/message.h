@@ -64,7 +64,11 @@ typedef struct gr_numbers {
 typedef struct gr_history {
     uint64_t committed; /* the newest that all of its members have agreed to; 0: none */
     uint64_t accepted;  /* the newest that this member has agreed to; at least the former */
+    /* The most members of a generation behind `committed` that may have come about as well, as
+     * far as those know that made `accepted`; 0: there is none. */
+    uint32_t accepted_size;
     gr_numbers committed_members, accepted_members;
+    gr_numbers used; /* the numbers that a process has had: none gets one of them any more */
 } gr_history;
 
 typedef struct gr_hello {
@@ -79,6 +83,7 @@ typedef struct gr_hello {
 typedef struct gr_assignment {
     uint64_t generation;
     uint32_t rank, world_size;
+    uint32_t number; /* of the member: for good, whatever its rank in later generations */
 } gr_assignment;
 
 typedef struct gr_missing {

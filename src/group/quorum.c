@@ -27,6 +27,13 @@ int gr_numbers_count(const gr_numbers *of)
     return count;
 }
 
+static void add_all(gr_numbers *to, const gr_numbers *from)
+{
+    for (size_t i = 0; i < sizeof to->bits; i++) {
+        to->bits[i] |= from->bits[i];
+    }
+}
+
 static void keep_common(gr_numbers *to, const gr_numbers *from)
 {
     for (size_t i = 0; i < sizeof to->bits; i++) {
@@ -40,7 +47,7 @@ void gr_quorum_init_first(gr_quorum *quorum, int first_size)
     for (int i = 0; i < first_size; i++) {
         gr_numbers_add(&quorum->known.committed_members, i);
     }
-    quorum->known.accepted_members = quorum->known.committed_members;
+    quorum->known.accepted_members = quorum->known.used = quorum->known.committed_members;
     quorum->known.committed = quorum->known.accepted = 1;
 }
 
@@ -88,7 +95,20 @@ void gr_quorum_unite(gr_quorum *quorum, const gr_numbers *here)
         if (gr_numbers_has(here, i) && quorum->histories[i].accepted > known->accepted) {
             known->accepted = quorum->histories[i].accepted;
         }
+        if (gr_numbers_has(here, i) && quorum->histories[i].accepted > known->committed &&
+            quorum->histories[i].accepted_size > known->accepted_size) {
+            known->accepted_size = quorum->histories[i].accepted_size;
+        }
+        if (gr_numbers_has(here, i)) {
+            add_all(&known->used, &quorum->histories[i].used);
+        }
     }
+    quorum->doubtful_size = known->accepted_size;
+}
+
+bool gr_quorum_is_used(const gr_quorum *quorum, int number)
+{
+    return gr_numbers_has(&quorum->known.used, number);
 }
 
 bool gr_quorum_may_come(const gr_quorum *quorum, int number)
@@ -106,7 +126,8 @@ int gr_quorum_votes(const gr_quorum *quorum, const gr_numbers *here)
 bool gr_quorum_is_enough(const gr_quorum *quorum, const gr_numbers *here)
 {
     int all = gr_numbers_count(&quorum->known.committed_members);
-    return 2 * gr_quorum_votes(quorum, here) + quorum->own > all;
+    int votes = 2 * gr_quorum_votes(quorum, here);
+    return votes + quorum->own > all && votes > (int)quorum->doubtful_size;
 }
 
 uint64_t gr_quorum_next(const gr_quorum *quorum, uint64_t generation)
@@ -125,6 +146,9 @@ void gr_quorum_assign(gr_quorum *quorum, uint64_t generation, const gr_numbers *
 {
     quorum->known.accepted = generation;
     quorum->known.accepted_members = *members;
+    uint32_t size = (uint32_t)gr_numbers_count(members);
+    quorum->known.accepted_size = size > quorum->doubtful_size ? size : quorum->doubtful_size;
+    add_all(&quorum->known.used, members);
     quorum->gathering = false;
 }
 
@@ -132,5 +156,6 @@ void gr_quorum_commit(gr_quorum *quorum)
 {
     quorum->known.committed = quorum->known.accepted;
     quorum->known.committed_members = quorum->known.accepted_members;
+    quorum->known.accepted_size = quorum->doubtful_size = 0;
     quorum->own = true;
 }

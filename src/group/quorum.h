@@ -3,13 +3,19 @@
 #define GR_GROUP_QUORUM_H
 
 /* Who may go on when the coordinator can be succeeded: no launcher says then which side of a break
- * is the job. A new generation is made only of members of the newest one that came about, and of
- * more than half of them; of half of them only by the coordinator that made that one.
+ * is the job. A new generation has members of the newest one that came about, more than half of
+ * them (half of them only by the coordinator that made that one), and joining workers beside
+ * them, which have no vote in it.
  *
  * A generation *has come about* (committed) when all of its members have agreed to it; it takes no
  * step before. So whoever has agreed to one (accepted) without having heard that it came about says
- * so to the next coordinator, which takes only members of it as well: should others know that it
- * did come about, then they and the new generation cannot both be more than half. */
+ * so to the next coordinator, which takes only members of it as well, and more than half of it:
+ * should others know that it did come about, then they and the new generation cannot both be more
+ * than half. With joining workers it may be larger than the one before; so members tell how large
+ * it was (accepted_size), also when they have accepted a smaller one since.
+ *
+ * All of that counts processes, so that no two of them may have one number: a joining worker gets
+ * one that nobody has had (used). */
 
 #include "group/message.h"
 
@@ -19,10 +25,11 @@ int gr_numbers_count(const gr_numbers *of);
 
 typedef struct gr_quorum {
     gr_history known; /* of all that have come; what is accepted are those that may be members */
-    gr_history *histories; /* of a successor, by number: what each has said; NULL: the first one */
-    int successor;         /* the number of the member in whose process it is; -1: the first one */
-    bool own;              /* the newest generation that came about was made here */
-    bool gathering;        /* a successor that waits for those that will come */
+    gr_history *histories;  /* of a successor, by number: what each has said; NULL: the first one */
+    int successor;          /* the number of the member in whose process it is; -1: the first one */
+    bool own;               /* the newest generation that came about was made here */
+    bool gathering;         /* a successor that waits for those that will come */
+    uint32_t doubtful_size; /* accepted_size of others, until a generation comes about here */
 } gr_quorum;
 
 /* Of the first coordinator, which has made the generation of the members [0, first_size); or of a
@@ -34,6 +41,8 @@ void gr_quorum_fini(gr_quorum *quorum);
 
 /* A member says to a successor what it knows; GR_E_PROTOCOL: it is in no generation. */
 gr_status gr_quorum_tell(gr_quorum *quorum, int number, const gr_history *history) GR_MUST_CHECK;
+/* Has a process had this number, as far as it is known here? */
+bool gr_quorum_is_used(const gr_quorum *quorum, int number);
 /* `here`: those whose word counts. */
 void gr_quorum_unite(gr_quorum *quorum, const gr_numbers *here);
 /* May this one be a member of the next generation? */

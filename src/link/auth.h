@@ -23,7 +23,8 @@ enum {
     GR_AUTH_CHALLENGE_BYTES = 56,
     GR_AUTH_ANSWER_BYTES = 40,
     GR_AUTH_BYTES = GR_AUTH_CHALLENGE_BYTES + GR_AUTH_ANSWER_BYTES, /* each way */
-    GR_AUTH_RANK_COORDINATOR = -1 /* the rank that the job's coordinator goes by */
+    GR_AUTH_RANK_COORDINATOR = -1, /* the rank that the job's coordinator goes by */
+    GR_AUTH_RANK_JOINING = -2      /* a joining worker that gets its number from it */
 };
 
 /* A link may consist of several connections: this is number `index` of `count`. The connector says

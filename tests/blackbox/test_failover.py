@@ -25,11 +25,24 @@ class Job:
         told = dict(line.split("=", 1) for line in read_lines(self.coordinator.stdout, 5))
         told |= more | {"OMP_NUM_THREADS": "1"}
         document = gradus.document("-np", RANKS, "--output", output, job)
-        self.ranks = [gradus.start_worker(document, told | {"GRADUS_RANK": str(rank)})
-                      for rank in range(RANKS)]
+        self.gradus, self.document, self.told = gradus, document, told
+        self.ranks = [self.start(rank) for rank in range(RANKS)]
+
+    def start(self, rank, **more):
+        return self.gradus.start_worker(self.document,
+                                        self.told | {"GRADUS_RANK": str(rank)} | more)
+
+    def replace(self, rank):
+        """A worker comes in the place of a rank that was lost; it waits until there is one."""
+        self.ranks.append(self.start(rank, GRADUS_JOINING="yes"))
 
     def wait_for(self, event, count=1):
         wait_for_event(self.output, event, count)
+
+    def workers(self):
+        """As many as there were after each change."""
+        return [line["workers"] for line in lines_of(self.output)
+                if line["event"] in ("changed", "recovered")]
 
     def kill(self, *victims):
         for victim in victims:
@@ -107,6 +120,30 @@ def test_half_of_them_go_on_with_their_coordinator(gradus, job, undisturbed, tmp
     running.wait_for("changed")
     running.kill(1)
     check_end(gradus, running, undisturbed, (1, 2, 3))
+
+
+def test_lost_ranks_are_replaced(gradus, job, undisturbed, tmp_path):
+    """The newcomers count as much as those that began, also when the coordinator dies."""
+    running = Job(gradus, job, tmp_path / "out")
+    for victim in (0, 3):
+        running.replace(victim)  # it waits until there is a place
+    running.wait_for("epoch")
+    for count, victim in enumerate((0, 3)):
+        running.kill(victim)
+        running.wait_for("recovered", count + 1)
+        if running.workers()[-1] < RANKS:  # the others went on before it came
+            running.wait_for("changed", len(running.workers()) - count)
+    running.kill(COORDINATOR, 1)
+    check_end(gradus, running, undisturbed, (0, 1, 3))
+    assert running.workers()[-1] == RANKS - 1
+
+
+def test_worker_that_joins_a_full_job_waits_and_is_dismissed(gradus, job, undisturbed, tmp_path):
+    running = Job(gradus, job, tmp_path / "out")
+    running.wait_for("epoch")
+    running.replace(2)
+    check_end(gradus, running, undisturbed, ())
+    assert not [line for line in lines_of(tmp_path / "out") if line["event"] == "changed"]
 
 
 def listeners_of(pid):

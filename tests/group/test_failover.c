@@ -3,7 +3,8 @@
 /* The rules of membership where a member takes over when the coordinator dies: in every order in
  * which messages come, members and coordinators die, connections between them break and waits end,
  * for small groups. There are never two generations that could both take a step, none that knows
- * nothing of the last step, and, unless the network broke, no majority that stands still. */
+ * nothing of the last step, and, unless the network broke, no majority that stands still. Workers
+ * join meanwhile, in the places of those that were lost. */
 
 #include "group/membership.h"
 #include "support_search.h"
@@ -40,7 +41,7 @@ typedef enum phase {
 /* A history of few members; its numbers as small(). */
 typedef struct small_history {
     uint16_t committed, accepted;
-    uint8_t formed_set, accepted_set;
+    uint8_t formed_set, accepted_set, accepted_size, used;
 } small_history;
 
 /* ASSIGN: number. MEMBERS: number, who. FAIL: -status. HISTORY. */
@@ -60,8 +61,10 @@ typedef struct pipe {
 
 typedef struct member {
     uint8_t phase;
-    uint8_t at; /* its coordinator, from 1; 0: none */
-    bool cut;   /* the connection is over, and it may not know */
+    uint8_t at;   /* its coordinator, from 1; 0: none */
+    bool cut;     /* the connection is over, and it may not know */
+    bool joining; /* it has not run yet */
+    bool change;  /* it has heard that it is to ask for another one */
     uint8_t size;
     uint16_t number;     /* of its generation or rank assignment */
     uint8_t set, placed; /* who runs with it; whom it knows where to find */
@@ -77,6 +80,7 @@ typedef struct coordinator {
     int32_t failure;
     gr_standing standings[MEMBERS_MAX];
     bool own, gathering;
+    uint8_t doubtful_size;
     small_history known, histories[MEMBERS_MAX];
 } coordinator;
 
@@ -84,10 +88,11 @@ typedef struct state {
     member members[MEMBERS_MAX];
     uint8_t begun, dead; /* sets of coordinators */
     uint16_t last;       /* the newest generation of which all members ran at a time, and who */
-    uint8_t last_set;
+    uint8_t last_set;    /* with those that have joined them since */
     /* So many may still happen. */
-    uint8_t crashes, ends, cuts, hurries, leaves;
+    uint8_t crashes, ends, cuts, hurries, leaves, joins;
     uint8_t torn; /* some cut or hurry has happened */
+    uint8_t came; /* a joining worker has had a rank assignment */
     coordinator coordinators[COORDINATORS];
 } state;
 
@@ -98,7 +103,8 @@ typedef struct teller {
 } teller;
 
 typedef struct model {
-    int size;
+    int size;  /* numbers */
+    int first; /* members of the first generation */
     gr_membership rules[COORDINATORS];
     teller tellers[COORDINATORS];
     coordinator fresh[COORDINATORS]; /* as they are before they begin */
@@ -111,8 +117,9 @@ typedef enum event_kind {
     EVENT_HEAR_DOWN = EVENT_HEAR_UP + COORDINATORS,
     EVENT_NOTICE, /* somebody of its generation is gone */
     EVENT_NOTICE_CUT,
-    EVENT_SEEK,  /* the next member in line is asked, or it is this one's turn */
-    EVENT_PROBE, /* a successor finds that a member has ended */
+    EVENT_SEEK,   /* the next member in line is asked, or it is this one's turn */
+    EVENT_CHANGE, /* it asks for another rank assignment, as it was asked to */
+    EVENT_PROBE,  /* a successor finds that a member has ended */
     EVENT_SKIP = EVENT_PROBE + MEMBERS_MAX, /* the next in line has not answered for long */
     EVENT_GATHERED,                         /* who has not come is not waited for any more */
     EVENT_CRASH,
@@ -122,7 +129,8 @@ typedef enum event_kind {
     EVENT_HURRY_SKIP,
     EVENT_HURRY_GATHERED,
     EVENT_LEAVE,
-    EVENT_KINDS
+    EVENT_JOIN, /* a worker calls (this coordinator), and gets the number */
+    EVENT_KINDS = EVENT_JOIN + COORDINATORS
 } event_kind;
 
 /* ---- Small numbers and sets ------------------------------------------------------------------ */
@@ -146,12 +154,17 @@ static small_history shrink(const gr_history *of)
     return (small_history){.committed = small(of->committed),
                            .accepted = small(of->accepted),
                            .formed_set = of->committed_members.bits[0],
-                           .accepted_set = of->accepted_members.bits[0]};
+                           .accepted_set = of->accepted_members.bits[0],
+                           .accepted_size = (uint8_t)of->accepted_size,
+                           .used = of->used.bits[0]};
 }
 
 static gr_history stretch(const small_history *of)
 {
-    gr_history history = {.committed = large(of->committed), .accepted = large(of->accepted)};
+    gr_history history = {.committed = large(of->committed),
+                          .accepted = large(of->accepted),
+                          .accepted_size = of->accepted_size};
+    history.used.bits[0] = of->used;
     history.committed_members.bits[0] = of->formed_set;
     history.accepted_members.bits[0] = of->accepted_set;
     return history;
@@ -166,6 +179,7 @@ static void keep_one(const gr_membership *rules, int size, coordinator *to)
     to->failure = rules->failure.status;
     to->own = rules->quorum->own;
     to->gathering = rules->quorum->gathering;
+    to->doubtful_size = (uint8_t)rules->quorum->doubtful_size;
     to->known = shrink(&rules->quorum->known);
     for (int i = 0; i < size && rules->quorum->histories != NULL; i++) {
         to->histories[i] = shrink(&rules->quorum->histories[i]);
@@ -179,6 +193,7 @@ static void restore_one(gr_membership *rules, int size, const coordinator *from)
     rules->failure.status = from->failure;
     rules->quorum->own = from->own;
     rules->quorum->gathering = from->gathering;
+    rules->quorum->doubtful_size = from->doubtful_size;
     rules->quorum->known = stretch(&from->known);
     for (int i = 0; i < size && rules->quorum->histories != NULL; i++) {
         rules->quorum->histories[i] = stretch(&from->histories[i]);
@@ -225,6 +240,10 @@ static void say(void *teller_arg, int number, const gr_word *said)
     if (said->kind == GR_MESSAGE_ASSIGN) {
         w.number = small(said->assignment.generation);
         w.set = (uint8_t)said->assignment.world_size;
+        m->now.came |= to->joining;
+        if (said->assignment.number != (uint32_t)number) {
+            (void)search_wrong(m->why, "member %d is told that it is another one", number);
+        }
     } else if (said->kind == GR_MESSAGE_HISTORY) {
         w.history = shrink(said->history);
     } else if (said->kind == GR_MESSAGE_MEMBERS) {
@@ -234,7 +253,9 @@ static void say(void *teller_arg, int number, const gr_word *said)
         }
     } else if (said->kind == GR_MESSAGE_FAIL) {
         w.failure = (uint8_t)-said->failure->status;
-    } else {
+    } else if (said->kind == GR_MESSAGE_DISMISS && !to->joining && !m->rules[t->index].over) {
+        (void)search_wrong(m->why, "member %d is dismissed", number);
+    } else if (said->kind != GR_MESSAGE_CHANGE && said->kind != GR_MESSAGE_DISMISS) {
         (void)search_wrong(m->why, "member %d is told message %d", number, (int)said->kind);
     }
     if (to->down_count == DOWN_MAX) {
@@ -284,7 +305,7 @@ static void be_over(model *m, int number, phase now)
     forget_words(of);
     of->phase = (uint8_t)now;
     of->at = of->size = of->set = of->placed = of->silent = 0;
-    of->cut = false;
+    of->cut = of->joining = of->change = false;
     of->number = 0;
     of->history = (small_history){0};
 }
@@ -298,6 +319,7 @@ static void leave(model *m, int number, phase now)
 static void renew(model *m, int number)
 {
     m->now.members[number].phase = PHASE_ASKING;
+    m->now.members[number].change = false;
     put(m, number, GR_MESSAGE_RENEW);
 }
 
@@ -311,7 +333,7 @@ static void seek(model *m, int number)
     forget_words(of);
     of->phase = PHASE_SEEKING;
     of->at = of->silent = 0;
-    of->cut = false;
+    of->cut = of->change = false;
 }
 
 static void hear_down(model *m, int number)
@@ -324,6 +346,10 @@ static void hear_down(model *m, int number)
     gr_status failure = (gr_status) - (int)w.failure;
     if (w.kind == GR_MESSAGE_HISTORY) {
         of->history = w.history;
+    } else if (w.kind == GR_MESSAGE_CHANGE) { /* else it is about an old generation */
+        of->change = of->phase == PHASE_RUNNING;
+    } else if (w.kind == GR_MESSAGE_DISMISS) {
+        leave(m, number, PHASE_LEFT);
     } else if (w.kind == GR_MESSAGE_FAIL && gr_status_scope(failure) != GR_SCOPE_PEER) {
         leave(m, number, PHASE_ENDED);
     } else if (w.kind == GR_MESSAGE_FAIL) {
@@ -336,7 +362,11 @@ static void hear_down(model *m, int number)
         of->size = w.set;
         put(m, number, GR_MESSAGE_HELLO);
     } else if (w.kind == GR_MESSAGE_MEMBERS && of->phase == PHASE_CALLED) {
+        if (of->joining && (w.set & m->now.last_set)) { /* it learns of it, or has a checkpoint */
+            m->now.last_set |= (uint8_t)(1 << number);
+        }
         of->phase = PHASE_RUNNING;
+        of->joining = false;
         of->set = of->placed = w.set;
         put(m, number, GR_MESSAGE_READY);
         if (w.number != of->number || !(w.set >> number & 1) || w.set != of->history.formed_set) {
@@ -537,6 +567,32 @@ static bool gathers(const model *m, int number)
            m->rules[number + 1].quorum->known.committed != 0;
 }
 
+static bool is_free(const model *m, int number, int c)
+{
+    return m->now.members[number].up[c].count == 0 && gr_membership_is_free(&m->rules[c], number);
+}
+
+/* It gets the lowest number that is free. */
+static bool can_join(const model *m, int number, int c)
+{
+    const member *of = &m->now.members[number];
+    bool first = m->now.joins > 0 && c <= m->size && serves(m, c) && of->phase >= PHASE_LEFT;
+    for (int i = 0; i < number && first; i++) {
+        first = !is_free(m, i, c);
+    }
+    return first && is_free(m, number, c);
+}
+
+static void join(model *m, int number, int c)
+{
+    member *of = &m->now.members[number];
+    m->now.joins--;
+    gr_membership_reserve(&m->rules[c], number);
+    of->at = (uint8_t)(c + 1);
+    of->joining = true;
+    renew(m, number);
+}
+
 static bool can(void *model_arg, int event)
 {
     const model *m = model_arg;
@@ -553,7 +609,12 @@ static bool can(void *model_arg, int event)
         return other < m->size && gathers(m, number) && is_gone(m, other) &&
                m->rules[number + 1].members[other].state == GR_MEMBER_ABSENT;
     }
+    if (kind >= EVENT_JOIN) {
+        return can_join(m, number, kind - EVENT_JOIN);
+    }
     switch (kind) {
+    case EVENT_CHANGE:
+        return of->phase == PHASE_RUNNING && of->change;
     case EVENT_HEAR_DOWN:
         return of->down_count > 0 && of->phase < PHASE_SEEKING;
     case EVENT_NOTICE:
@@ -595,6 +656,10 @@ static void happen(void *model_arg, int event)
         gr_membership_ended(&m->rules[number + 1], kind - EVENT_PROBE);
         return;
     }
+    if (kind >= EVENT_JOIN) {
+        join(m, number, kind - EVENT_JOIN);
+        return;
+    }
     if (kind == EVENT_HURRY_SKIP || kind == EVENT_HURRY_GATHERED) {
         m->now.hurries--;
         m->now.torn = 1;
@@ -604,6 +669,7 @@ static void happen(void *model_arg, int event)
         hear_down(m, number);
         break;
     case EVENT_NOTICE:
+    case EVENT_CHANGE:
         renew(m, number);
         break;
     case EVENT_NOTICE_CUT:
@@ -645,6 +711,7 @@ static void print_event(int event)
                                         "notices that somebody is gone",
                                         "notices that it is cut off",
                                         "asks the next in line",
+                                        "changes its generation",
                                         "",
                                         "",
                                         "",
@@ -661,6 +728,8 @@ static void print_event(int event)
     int kind = event / MEMBERS_MAX, number = event % MEMBERS_MAX;
     if (kind < EVENT_HEAR_DOWN) {
         print_error("  member %d is heard by coordinator %d\n", number, kind);
+    } else if (kind >= EVENT_JOIN) {
+        print_error("  member %d joins at coordinator %d\n", number, kind - EVENT_JOIN);
     } else if (kind >= EVENT_PROBE && kind < EVENT_SKIP) {
         print_error("  member %d finds that member %d has ended\n", number, kind - EVENT_PROBE);
     } else {
@@ -709,6 +778,22 @@ static bool agrees(void *model_arg)
     return m->why[0] == '\0';
 }
 
+/* It waits for a place: none is to be had. */
+static bool may_wait(model *m, int number)
+{
+    const member *of = &m->now.members[number];
+    if (of->phase != PHASE_ASKING || !of->joining || !serves(m, of->at - 1)) {
+        return false;
+    }
+    for (int i = 0; i < m->size; i++) {
+        const member *other = &m->now.members[i];
+        if (is_complete(m, i) && other->at == of->at) {
+            return __builtin_popcount(other->set) >= m->first;
+        }
+    }
+    return false;
+}
+
 static bool rests(void *model_arg)
 {
     model *m = model_arg;
@@ -716,15 +801,15 @@ static bool rests(void *model_arg)
     for (int i = 0; i < m->size; i++) {
         const member *of = &m->now.members[i];
         left += of->phase == PHASE_LEFT;
-        alive += of->phase < PHASE_LEFT || of->phase == PHASE_ENDED;
-        if (of->phase < PHASE_LEFT && !is_complete(m, i)) {
+        alive += i < m->first && (of->phase < PHASE_LEFT || of->phase == PHASE_ENDED);
+        if (of->phase < PHASE_LEFT && !is_complete(m, i) && !may_wait(m, i)) {
             return search_wrong(m->why, "nothing happens any more, and member %d is in phase %d", i,
                                 of->phase);
         }
     }
     for (int i = 0; i < m->size; i++) {
-        if (m->now.members[i].phase == PHASE_ENDED && !m->now.torn && left == 0 &&
-            2 * alive > m->size) {
+        if (m->now.members[i].phase == PHASE_ENDED && !m->now.torn && left == 0 && !m->now.came &&
+            i < m->first && 2 * alive > m->first) {
             return search_wrong(m->why, "most live and reach each other, and member %d has ended",
                                 i);
         }
@@ -741,24 +826,28 @@ static const char *why(void *model_arg)
 
 typedef struct setting {
     int size;
-    bool early; /* from where all have called in, and none has heard so */
-    uint8_t crashes, ends, cuts, hurries, leaves;
+    int numbers; /* more than that, for those that join; 0: no more */
+    bool early;  /* from where all have called in, and none has heard so */
+    uint8_t crashes, ends, cuts, hurries, leaves, joins;
 } setting;
 
 static void begin(model *m, bool early)
 {
     m->now.begun = 1;
-    m->now.last_set = (uint8_t)((1 << m->size) - 1); /* all begin alike */
-    for (int i = 0; i < m->size; i++) {
+    m->now.last_set = (uint8_t)((1 << m->first) - 1); /* all begin alike */
+    for (int i = m->first; i < m->size; i++) {
+        m->now.members[i].phase = PHASE_DEAD;
+    }
+    for (int i = 0; i < m->first; i++) {
         member *of = &m->now.members[i];
         of->phase = PHASE_CALLED;
         of->at = 1;
         of->number = 1;
-        of->size = (uint8_t)m->size;
+        of->size = (uint8_t)m->first;
         put(m, i, GR_MESSAGE_HELLO);
         hear_up(m, i, 0);
     }
-    for (int i = 0; i < m->size && !early; i++) {
+    for (int i = 0; i < m->first && !early; i++) {
         hear_down(m, i);
         hear_down(m, i);
         hear_up(m, i, 0);
@@ -769,11 +858,12 @@ static void explore(const setting *with)
 {
     model *m = calloc(1, sizeof *m);
     assert_non_null(m);
-    m->size = with->size;
+    m->first = with->size;
+    m->size = with->numbers > 0 ? with->numbers : with->size;
     for (int c = 0; c <= m->size; c++) {
         m->tellers[c] = (teller){.m = m, .index = c};
         const gr_membership_config config = {.world_size = m->size,
-                                             .first_size = m->size,
+                                             .first_size = m->first,
                                              .members_min = 1,
                                              .failover = true,
                                              .successor = c - 1,
@@ -788,6 +878,7 @@ static void explore(const setting *with)
     m->now.cuts = with->cuts;
     m->now.hurries = with->hurries;
     m->now.leaves = with->leaves;
+    m->now.joins = with->joins;
     m->now.torn = with->early; /* who had heard nothing of the others cannot find them */
     const search_model all = {.model = m,
                               .event_count = EVENT_KINDS * MEMBERS_MAX,
@@ -805,9 +896,10 @@ static void explore(const setting *with)
     assert_true(agrees(m));
     bool right = search_all(&all, &counts);
     print_message("%d members%s: up to %u crashes, %u deaths of the first coordinator, %u cut off, "
-                  "%u without patience, %u leave: %u states, %u at rest\n",
-                  m->size, with->early ? " from the start" : "", with->crashes, with->ends,
-                  with->cuts, with->hurries, with->leaves, counts.states, counts.rests);
+                  "%u without patience, %u leave, %u join: %u states, %u at rest\n",
+                  m->first, with->early ? " from the start" : "", with->crashes, with->ends,
+                  with->cuts, with->hurries, with->leaves, with->joins, counts.states,
+                  counts.rests);
     for (int c = 0; c <= m->size; c++) {
         gr_membership_fini(&m->rules[c]);
     }
@@ -855,6 +947,32 @@ static void failover_three_members_keep_rules_long(void **unused)
     explore_all(settings, sizeof settings / sizeof settings[0]);
 }
 
+static void failover_joining_worker_takes_a_place_and_rules_are_kept(void **unused)
+{
+    static const setting settings[] = {
+        {.size = 2, .numbers = 3, .ends = 1, .crashes = 1, .joins = 1},
+        {.size = 2, .numbers = 3, .crashes = 2, .joins = 1},
+        {.size = 2, .numbers = 3, .crashes = 1, .cuts = 1, .joins = 1},
+        {.size = 2, .numbers = 4, .crashes = 1, .joins = 2},
+        {.size = 2, .numbers = 3, .crashes = 1, .leaves = 1, .joins = 1},
+        {.size = 3, .numbers = 4, .crashes = 1, .joins = 1},
+    };
+    (void)unused;
+    explore_all(settings, sizeof settings / sizeof settings[0]);
+}
+
+static void failover_joining_workers_keep_rules_long(void **unused)
+{
+    static const setting settings[] = {
+        {.size = 2, .numbers = 3, .ends = 1, .crashes = 1, .cuts = 1, .joins = 1},
+        {.size = 2, .numbers = 4, .ends = 1, .crashes = 2, .joins = 2},
+        {.size = 3, .numbers = 4, .cuts = 1, .joins = 1},
+        {.size = 3, .numbers = 4, .ends = 1, .crashes = 1, .joins = 1},
+    };
+    (void)unused;
+    explore_all(settings, sizeof settings / sizeof settings[0]);
+}
+
 static void failover_four_members_keep_rules_long(void **unused)
 {
     static const setting settings[] = {
@@ -870,10 +988,13 @@ static void failover_four_members_keep_rules_long(void **unused)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(failover_two_members_keep_rules),
-                                       cmocka_unit_test(failover_three_members_keep_rules),
-                                       cmocka_unit_test(failover_three_members_keep_rules_long),
-                                       cmocka_unit_test(failover_four_members_keep_rules_long)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(failover_two_members_keep_rules),
+        cmocka_unit_test(failover_three_members_keep_rules),
+        cmocka_unit_test(failover_three_members_keep_rules_long),
+        cmocka_unit_test(failover_joining_worker_takes_a_place_and_rules_are_kept),
+        cmocka_unit_test(failover_joining_workers_keep_rules_long),
+        cmocka_unit_test(failover_four_members_keep_rules_long)};
     test_choose();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
