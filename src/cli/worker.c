@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "cli/cli.h"
 #include "cli/run.h"
+#include "cli/worker_page.h"
 #include "launch/launch.h"
 #include "train/train.h"
 
@@ -21,7 +22,7 @@ enum { DOCUMENT_BYTES = 16 << 10 };
 
 typedef struct worker_options {
     int64_t document_fd, workers;
-    const char *document, *job, *output;
+    const char *document, *job, *output, *page;
     bool resume;
 } worker_options;
 
@@ -37,6 +38,12 @@ static const gr_config_field worker_fields[] = {
      .type = GR_CONFIG_TEXT,
      .offset = offsetof(worker_options, document),
      .help = "the job document itself, in place of the descriptor"},
+    {.env = "GRADUS_PROGRESS_PAGE",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(worker_options, page),
+     .value_name = "HOST:PORT/PATH",
+     .help = "where a worker shows how far it has come, as JSON by HTTP to whoever knows the path; "
+             ":PORT/PATH: at all addresses; unset: nowhere. The operator sets it"},
     {.flag = "--job",
      .type = GR_CONFIG_TEXT,
      .offset = offsetof(worker_options, job),
@@ -166,7 +173,20 @@ static bool is_asked_to_stop(void *stop_arg)
             (sigismember(held, SIGINT) == 1 && sigismember(&pending, SIGINT) == 1));
 }
 
-static gr_status train(gr_job *job, gr_comm **comm, gr_arena *arena, gr_diag *diag)
+/* NULL: nobody wants it, or it cannot be shown, which is no reason not to train. */
+static gr_worker_page *open_page(const char *where, const gr_log *log)
+{
+    gr_worker_page *page = NULL;
+    gr_diag diag = {0};
+    if (where != NULL && where[0] != '\0' && gr_worker_page_open(where, &page, &diag) != GR_OK) {
+        gr_log_write(log, GR_LOG_WARN, "progress", "nobody sees how far the training has come: %s",
+                     diag.text);
+    }
+    return page;
+}
+
+static gr_status train(gr_job *job, gr_comm **comm, const char *page_where, gr_arena *arena,
+                       gr_diag *diag)
 {
     gr_chaos chaos = {.count = 0};
     /* The launcher knows how many servers there are. */
@@ -182,6 +202,7 @@ static gr_status train(gr_job *job, gr_comm **comm, gr_arena *arena, gr_diag *di
     if (joining) {
         hold_signals(&held); /* what others do ends its waiting: they stop, and it is dismissed */
     }
+    gr_worker_page *page = open_page(page_where, &log);
     const gr_train_options training = {.style = job->run.json ? GR_REPORT_JSON : GR_REPORT_AUTO,
                                        .out = stdout,
                                        .log = &log,
@@ -190,10 +211,14 @@ static gr_status train(gr_job *job, gr_comm **comm, gr_arena *arena, gr_diag *di
                                        .stop_arg = &held,
                                        .joined = hold_signals,
                                        .joined_arg = &held,
+                                       .progress = page != NULL ? gr_worker_page_tell : NULL,
+                                       .progress_arg = page,
                                        .chaos = &chaos,
                                        .chaos_after = (uint64_t)job->run.chaos_after,
                                        .joining = joining};
-    return gr_train_run(job, comm, &training, diag);
+    status = gr_train_run(job, comm, &training, diag);
+    gr_worker_page_close(page);
+    return status;
 }
 
 static void print_usage(void)
@@ -224,7 +249,7 @@ static int work(const gr_cli_line *line)
         status = gr_run_find_checkpoint(job, &log, line->arena, &diag);
     }
     if (status == GR_OK) {
-        status = train(job, &comm, line->arena, &diag);
+        status = train(job, &comm, options->page, line->arena, &diag);
     }
     if (status == GR_E_CANCELLED) {
         code = GR_LAUNCH_EXIT_RESUME;

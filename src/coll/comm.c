@@ -601,6 +601,12 @@ gr_status gr_comm_check_members(gr_comm *comm)
     return status;
 }
 
+const char *gr_comm_host_name(const gr_comm *comm, int rank)
+{
+    const gr_group *group = comm->context->group;
+    return group != NULL ? gr_group_host_name(group, rank) : "";
+}
+
 const char *gr_comm_link_name(const gr_comm *comm)
 {
     const gr_context *context = comm->context;

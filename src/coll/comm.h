@@ -35,6 +35,10 @@ uint64_t gr_comm_generation(const gr_comm *comm);
  * the failure, which gr_comm_diag has. Moves on what is under way; does not wait. */
 gr_status gr_comm_check_members(gr_comm *comm) GR_MUST_CHECK;
 
+/* The name of the host of a rank of a root communicator; "" where nobody knows. Until the next
+ * generation. */
+const char *gr_comm_host_name(const gr_comm *comm, int rank);
+
 /* "shm", "tcp", or "none" in a group of one. */
 const char *gr_comm_link_name(const gr_comm *comm);
 

@@ -46,6 +46,28 @@ double gr_meter_wait_share(const gr_meter *meter)
     return meter->step_ns > 0 ? (double)meter->wait_ns / (double)meter->step_ns : 0.0;
 }
 
+void gr_recent_add(gr_recent *recent, const gr_meter *before, const gr_meter *after, int64_t now_ns)
+{
+    const gr_meter more = {.loss = after->loss - before->loss,
+                           .steps = after->steps - before->steps,
+                           .samples = after->samples - before->samples,
+                           .step_ns = after->step_ns - before->step_ns};
+    if (recent->begin_ns == 0) {
+        recent->begin_ns = now_ns;
+    }
+    gr_meter_add(&recent->sum, &more);
+    bool is_over = now_ns - recent->begin_ns >= GR_RECENT_S * INT64_C(1000000000);
+    if (is_over || !recent->is_full) {
+        recent->loss = gr_meter_loss(&recent->sum);
+        recent->samples_per_s = gr_meter_samples_per_s(&recent->sum);
+    }
+    if (is_over) {
+        recent->sum = (gr_meter){0};
+        recent->begin_ns = now_ns;
+        recent->is_full = true;
+    }
+}
+
 /* JSON knows no NaN; what cannot be said is null. */
 static json_t *number(double value)
 {

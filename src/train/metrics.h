@@ -27,6 +27,20 @@ double gr_meter_accuracy(const gr_meter *meter);
 double gr_meter_samples_per_s(const gr_meter *meter);
 double gr_meter_wait_share(const gr_meter *meter);
 
+/* Means of the last seconds, whole steps; of the first ones as far as they have gone. */
+typedef struct gr_recent {
+    double loss, samples_per_s;
+    gr_meter sum; /* of the seconds that go on */
+    int64_t begin_ns;
+    bool is_full; /* seconds were over before */
+} gr_recent;
+
+enum { GR_RECENT_S = 5 };
+
+/* One more step, or several: `before` and `after` are the sums of an epoch. */
+void gr_recent_add(gr_recent *recent, const gr_meter *before, const gr_meter *after,
+                   int64_t now_ns);
+
 /* The best value of the metric that a job watches. */
 typedef struct gr_best {
     double value;  /* NaN: there was none yet */

@@ -54,6 +54,8 @@ typedef struct training_run {
                         had before this epoch */
     int64_t epoch_ns; /* when this epoch began, or its part in this generation */
     gr_staleness stale; /* of rank 0, where gradients are: before this epoch */
+    gr_lateness late;   /* in the epoch that ended last, if it did in this generation */
+    gr_recent recent;   /* of the last seconds */
     gr_chaos_run chaos;
 } training_run;
 
@@ -144,6 +146,7 @@ static gr_status begin(training_run *r, gr_diag *diag)
         status = gr_lateness_begin(r->comm, r->skews + r->trainer.gen.world_size);
     }
     r->epoch_ns = gr_now_ns();
+    r->late = (gr_lateness){.rank = -1};
     r->saved_step = r->progress.steps;
     if (status != GR_OK) {
         return gr_trainer_comm_status(r->comm, status, "training could not begin", diag);
@@ -245,6 +248,7 @@ static gr_status judge_epoch(training_run *r, gr_epoch_record *record, gr_diag *
         }
     }
     r->epoch_ns = gr_now_ns();
+    r->late = late;
     record->late_rank = late.rank;
     record->late_us = late.mean_us;
     return status;
@@ -441,6 +445,30 @@ static gr_status leave_generation(training_run *r)
     return GR_PENDING;
 }
 
+/* A step has been done, and `before` is the epoch's meter without it. */
+static void tell_progress(training_run *r, const gr_meter *before)
+{
+    const gr_job *job = r->job;
+    uint64_t step = r->progress.steps, each = job->steps_per_epoch;
+    if (r->options->progress == NULL) {
+        return;
+    }
+    gr_recent_add(&r->recent, before, &r->progress.epoch, gr_now_ns());
+    const gr_train_figures figures = {
+        .rank = r->trainer.gen.rank,
+        .workers = r->trainer.gen.world_size,
+        .step = step,
+        .steps = job->total_steps,
+        .epoch = (step + each - 1) / each,
+        .epochs = (job->total_steps + each - 1) / each,
+        .loss = r->recent.loss,
+        .samples_per_s = r->recent.samples_per_s,
+        .late_rank = r->late.rank,
+        .late_us = r->late.mean_us,
+        .late_host = r->late.rank >= 0 ? gr_comm_host_name(r->comm, r->late.rank) : ""};
+    r->options->progress(r->options->progress_arg, &figures);
+}
+
 /* GR_PENDING: the next step is one of another generation. */
 static gr_status train(training_run *r, gr_diag *diag)
 {
@@ -494,6 +522,7 @@ static gr_status train(training_run *r, gr_diag *diag)
                   (r->progress.epoch.wait_ns - before.wait_ns);
         r->progress.steps = t->reached;
         gr_report_step(&r->report, t->reached, gr_now_ns());
+        tell_progress(r, &before);
     }
 }
 

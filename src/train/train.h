@@ -15,6 +15,17 @@ typedef enum gr_report_style {
     GR_REPORT_NONE = 3  /* ranks other than 0 */
 } gr_report_style;
 
+/* How far the training has come, as this rank knows it: all ranks know the same, but where each
+ * makes steps of its own. */
+typedef struct gr_train_figures {
+    int rank, workers;
+    uint64_t step, steps, epoch, epochs; /* steps that are done, of all; the epoch they are in */
+    double loss, samples_per_s;          /* of the last seconds */
+    int late_rank;         /* that kept the others waiting in the epoch that ended last; -1: none */
+    double late_us;        /* by so much, on average */
+    const char *late_host; /* "": nobody knows; until the call returns */
+} gr_train_figures;
+
 typedef struct gr_train_options {
     gr_report_style style; /* for rank 0, whoever that is */
     FILE *out;             /* of the report; borrowed */
@@ -26,6 +37,9 @@ typedef struct gr_train_options {
     void *stop_arg;
     void (*joined)(void *joined_arg); /* called when the communicator is there; NULL */
     void *joined_arg;
+    /* Called after each step, by the thread that trains: it is to be quick. NULL. */
+    void (*progress)(void *progress_arg, const gr_train_figures *figures);
+    void *progress_arg;
     const gr_chaos *chaos; /* faults to inject; NULL: none */
     uint64_t chaos_after;  /* those of steps up to this one have happened */
     bool joining;          /* this worker was not there when the job began */

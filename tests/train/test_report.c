@@ -282,6 +282,25 @@ static void metrics_of_more_than_a_gigabyte_are_cut(void **state)
                               "{\"event\":\"epoch\",\"epoch\":3,\"step\":30}\n");
 }
 
+static void recent_means_are_those_of_the_last_seconds(void **state)
+{
+    (void)state;
+    const int64_t second_ns = 1000000000;
+    gr_recent recent = {.loss = 0};
+    gr_meter epoch_so_far = {.loss = 0};
+    /* A step a second: 2 of loss at first, then 1. */
+    for (int64_t i = 0; i < 16; i++) {
+        const gr_meter before = epoch_so_far;
+        const gr_meter step = {
+            .loss = i < 6 ? 2 : 1, .steps = 1, .samples = 100, .step_ns = second_ns / 2};
+        gr_meter_add(&epoch_so_far, &step);
+        gr_recent_add(&recent, &before, &epoch_so_far, (i + 1) * second_ns);
+        assert_float_equal(recent.samples_per_s, 200, 1e-9);
+        /* Over after the steps 0 to 5, 6 to 10, 11 to 15. */
+        assert_float_equal(recent.loss, i < 10 ? 2 : 1, 1e-9);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -294,6 +313,7 @@ int main(void)
         cmocka_unit_test(a_full_disk_is_an_error),
         cmocka_unit_test(widths),
         cmocka_unit_test(numbers),
+        cmocka_unit_test(recent_means_are_those_of_the_last_seconds),
         cmocka_unit_test(metrics_of_more_than_a_gigabyte_are_cut),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
