@@ -8,7 +8,8 @@
  *
  *   no pod is there              the next attempt: all pods are made
  *   not all have run yet         what is missing is made; one that failed or goes ends the attempt
- *   all have run (Running)       what is lost stays lost: nobody could join any more
+ *   all have run (Running)       what is lost stays lost: nobody could join any more; but for
+ *                                parameter servers (gradusjob_servers.c)
  *   another number is wanted,
  *   or too few are left          all pods go; the next attempt goes on from the checkpoint
  *
@@ -38,9 +39,10 @@
 
 enum {
     MASTER_PORT = 29500, /* of torch.distributed; programs of Gradus meet at the one behind it */
-    ATTEMPTS_MAX = 3,    /* that end by losses; runPolicy.backoffLimit says otherwise */
-    CODE_RESUME = 75,    /* asked to end, and may go on */
-    CODE_PEER = 76,      /* failed only since another one did */
+    SERVER_PORT = 29510,
+    ATTEMPTS_MAX = 3, /* that end by losses; runPolicy.backoffLimit says otherwise */
+    CODE_RESUME = 75, /* asked to end, and may go on */
+    CODE_PEER = 76,   /* failed only since another one did */
     FIRST_SIGNAL = 128
 };
 
@@ -97,7 +99,11 @@ static void set_defaults(json_t *spec, bool *no_memory)
     } else {
         gr_object_put(workers, "hasTemplate", json_true(), no_memory);
     }
-    gr_object_put(spec, "workers", json_pack("{s:O}", "Worker", workers), no_memory);
+    gr_gradusjob_set_server_defaults(spec, workers, no_memory);
+    gr_object_put(spec, "workers",
+                  json_pack("{s:O, s:O*}", "Worker", workers, GR_GRADUSJOB_SERVER,
+                            json_object_get(spec, "servers")),
+                  no_memory);
 }
 
 /* ---- Validation ------------------------------------------------------------------------------ */
@@ -216,8 +222,7 @@ static void check_job_from(gr_problems *p, const json_t *spec)
     }
 }
 
-/* The document of gradus/train: what `gradus worker` reads. The caller's. */
-static json_t *new_document(const json_t *spec, int64_t workers, bool *no_memory)
+json_t *gr_gradusjob_document(const json_t *spec, int64_t workers, bool *no_memory)
 {
     json_t *job = json_deep_copy(json_object_get(spec, "job"));
     gr_object_put_default(job, "output", json_string(OUTPUT_PATH), no_memory);
@@ -226,7 +231,7 @@ static json_t *new_document(const json_t *spec, int64_t workers, bool *no_memory
 }
 
 /* As a worker would find it, without its data. */
-static void check_job(gr_problems *p, const json_t *spec, const json_t *worker)
+static void check_job(gr_problems *p, const json_t *spec, const json_t *worker, bool has_servers)
 {
     static const char place[] = "job document:1: job"; /* which nobody but us has seen */
     bool no_memory = false;
@@ -236,7 +241,8 @@ static void check_job(gr_problems *p, const json_t *spec, const json_t *worker)
         gr_problem(p, "spec.job: Invalid value: must be a map, what a job file says");
         return;
     }
-    json_t *document = new_document(spec, gr_object_int(worker, "replicas", 1), &no_memory);
+    json_t *document =
+        gr_gradusjob_document(spec, gr_object_int(worker, "replicas", 1), &no_memory);
     char *text = document != NULL && !no_memory ? json_dumps(document, JSON_COMPACT) : NULL;
     json_decref(document);
     gr_status status =
@@ -244,9 +250,16 @@ static void check_job(gr_problems *p, const json_t *spec, const json_t *worker)
     if (status == GR_OK) {
         status = gr_job_resolve(job, &diag);
     }
-    if (status == GR_OK && job->strategy->needs_servers) {
-        gr_problem(p, "spec.job: Invalid value: strategy: ps needs parameter servers, which a "
-                      "GradusJob has none of");
+    if (status == GR_OK && job->strategy->needs_servers && !has_servers) {
+        gr_problem(p,
+                   "spec.servers: Required value: strategy: %s needs parameter servers, "
+                   "{replicas: 2} say",
+                   job->strategy->name);
+    } else if (status == GR_OK && has_servers && !job->strategy->needs_servers) {
+        gr_problem(p,
+                   "spec.servers: Forbidden: strategy: %s has no use for parameter servers; remove "
+                   "them, or set strategy: ps",
+                   job->strategy->name);
     } else if (status == GR_E_NO_MEMORY) {
         p->no_memory = true;
     } else if (status != GR_OK) {
@@ -261,6 +274,7 @@ static void check_job(gr_problems *p, const json_t *spec, const json_t *worker)
 static void check(gr_problems *p, const json_t *spec, const json_t *specs)
 {
     const json_t *worker = json_object_get(specs, "Worker");
+    const json_t *servers = json_object_get(specs, GR_GRADUSJOB_SERVER);
     const json_t *volume = json_object_get(spec, "checkpointVolume");
     const json_t *image = json_object_get(spec, "gradusImage");
     if (!json_is_object(worker)) {
@@ -270,6 +284,9 @@ static void check(gr_problems *p, const json_t *spec, const json_t *specs)
     check_program(p, spec, worker);
     check_command(p, spec);
     check_job_from(p, spec);
+    if (json_is_object(servers)) {
+        gr_gradusjob_check_servers(p, servers);
+    }
     if (volume != NULL && json_object_size(volume) != 1) {
         gr_problem(p, "spec.checkpointVolume: Invalid value: must be one volume as pods have "
                       "them, {persistentVolumeClaim: {claimName: NAME}} say");
@@ -278,7 +295,7 @@ static void check(gr_problems *p, const json_t *spec, const json_t *specs)
         gr_problem(p, "spec.gradusImage: Invalid value: must be the name of an image");
     }
     if (json_object_get(spec, "job") != NULL && p->count == 0) {
-        check_job(p, spec, worker);
+        check_job(p, spec, worker, servers != NULL);
     }
 }
 
@@ -333,7 +350,7 @@ static void add_meeting(gr_training *t, json_t *container, const gr_training_rol
     add_env(t, container, "MASTER_ADDR", json_sprintf("%s-worker-0.%s", name, name));
     add_number(t, container, "MASTER_PORT", role->port);
     add_env(t, container, "TORCHELASTIC_RUN_ID", json_string(name));
-    gr_training_add_env(t, container, "GRADUS_JOIN_TIMEOUT", "10min");
+    gr_training_add_env(t, container, "GRADUS_JOIN_TIMEOUT", GR_GRADUSJOB_JOIN_TIMEOUT);
     if (min < role->replicas) {
         add_number(t, container, "GRADUS_MIN_WORKERS", min);
     }
@@ -368,7 +385,8 @@ const char *gr_gradusjob_add_program(gr_training *t, json_t *pod_spec, json_t *c
 /* The worker's job is in its environment ... */
 static void add_job(gr_training *t, json_t *container, const char *program, int64_t workers)
 {
-    json_t *document = new_document(gr_object_at(t->look.job, "spec"), workers, &t->look.no_memory);
+    json_t *document =
+        gr_gradusjob_document(gr_object_at(t->look.job, "spec"), workers, &t->look.no_memory);
     char *text = document != NULL ? json_dumps(document, JSON_COMPACT) : NULL;
     add_env(t, container, "GRADUS_JOB", text != NULL ? escape(text) : NULL);
     gr_object_put(container, "command", json_pack("[s, s, s]", program, "worker", "--resume"),
@@ -408,7 +426,12 @@ static void complete_pod(gr_training *t, const gr_training_role *role, int64_t i
     if (container == NULL) {
         return;
     }
+    if (strcmp(role->name, GR_GRADUSJOB_SERVER) == 0) {
+        gr_gradusjob_complete_server(t, role, index, pod_spec, container);
+        return;
+    }
     add_meeting(t, container, role, index);
+    gr_gradusjob_add_servers(t, container);
     if (command != NULL) {
         gr_object_put(container, "command", json_incref(command), no_memory);
     }
@@ -428,7 +451,10 @@ static void complete_pod(gr_training *t, const gr_training_role *role, int64_t i
 
 static void complete_labels(gr_training *t, const gr_training_role *role, json_t *labels)
 {
-    gr_object_put(labels, SIZE_LABEL, json_sprintf("%" PRId64, role->replicas), &t->look.no_memory);
+    (void)role;
+    gr_object_put(labels, SIZE_LABEL, json_sprintf("%" PRId64, t->roles[0].replicas),
+                  &t->look.no_memory);
+    gr_gradusjob_label_servers(t, labels);
 }
 
 /* ---- Service and Secret ---------------------------------------------------------------------- */
@@ -487,6 +513,7 @@ static void keep_more(gr_training *t)
 typedef struct attempt {
     int64_t there;     /* pods of it, with those that are about to go */
     int64_t size;      /* as many as it has, by its label */
+    int64_t servers;   /* likewise */
     int64_t working;   /* pods that run or will */
     int64_t succeeded; /* with code 0 */
     int64_t going;     /* told to go */
@@ -495,7 +522,7 @@ typedef struct attempt {
     int64_t asked;     /* ended since they were asked to */
     int64_t failed;    /* with a code that says that they cannot go on */
     bool is_formed;    /* all have run */
-} attempt;
+} attempt;             /* of its workers, where nothing else is said */
 
 static bool has_phase(const json_t *pod, const char *phase)
 {
@@ -504,8 +531,9 @@ static bool has_phase(const json_t *pod, const char *phase)
 
 static void count_pod(const gr_training_role *role, const json_t *pod, attempt *a)
 {
-    const char *label =
-        json_string_value(json_object_get(gr_object_at(pod, "metadata.labels"), SIZE_LABEL));
+    const json_t *labels = gr_object_at(pod, "metadata.labels");
+    const char *label = json_string_value(json_object_get(labels, SIZE_LABEL));
+    const char *servers = json_string_value(json_object_get(labels, GR_GRADUSJOB_SERVERS_LABEL));
     int64_t code = FIRST_SIGNAL;
     bool has_failed = has_phase(pod, "Failed"), is_done = has_phase(pod, "Succeeded");
     if (has_failed) {
@@ -513,6 +541,7 @@ static void count_pod(const gr_training_role *role, const json_t *pod, attempt *
     }
     a->there++;
     a->size = label != NULL ? strtoll(label, NULL, 10) : a->size;
+    a->servers = servers != NULL ? strtoll(servers, NULL, 10) : 0;
     a->going += gr_object_at(pod, "metadata.deletionTimestamp") != NULL;
     a->working += !has_failed && !is_done;
     a->succeeded += is_done;
@@ -534,7 +563,9 @@ static attempt look_at_attempt(gr_training *t, const gr_training_role *role)
     }
     json_array_foreach(t->surplus, i, pod)
     {
-        count_pod(role, pod, &a);
+        if (!gr_training_serves(t, pod)) {
+            count_pod(role, pod, &a);
+        }
     }
     a.is_formed = gr_object_holds(json_object_get(t->look.status, "conditions"), "Running");
     if (a.is_formed && a.there < a.size) {
@@ -551,30 +582,68 @@ static void begin_anew(gr_training *t, const char *what, const char *message)
     gr_training_set_condition(t, "Restarting", true, what, message);
 }
 
-static void restart(gr_training *t, const attempt *a)
+static int64_t backoff_limit(const gr_training *t)
+{
+    const json_t *limit = gr_object_at(t->look.job, "spec.runPolicy.backoffLimit");
+    return json_is_integer(limit) ? (int64_t)json_integer_value(limit) : ATTEMPTS_MAX;
+}
+
+static void restart(gr_training *t, const attempt *a, const gr_gradusjob_servers *s)
 {
     char message[GR_EVENT_BYTES];
-    const json_t *limit = gr_object_at(t->look.job, "spec.runPolicy.backoffLimit");
-    int64_t most = json_is_integer(limit) ? (int64_t)json_integer_value(limit) : ATTEMPTS_MAX;
     int64_t restarts = gr_object_int(t->look.status, "restarts", 0);
-    bool counts = a->lost + a->peerless + a->failed > 0;
-    if (counts && restarts >= most) {
+    bool counts = a->lost + a->peerless + a->failed + s->lost > 0;
+    bool by_servers = s->lost > 0 && a->lost == 0;
+    const char *who = by_servers ? "parameter servers" : "workers";
+    if (counts && restarts >= backoff_limit(t)) {
         snprintf(message, sizeof message,
-                 "GradusJob %s has failed because its workers were lost, after %" PRId64
+                 "GradusJob %s has failed because its %s were lost, after %" PRId64
                  " restarts (spec.runPolicy.backoffLimit).",
-                 t->look.name, restarts);
+                 t->look.name, who, restarts);
         gr_training_delete_pods(t);
         gr_training_end(t, "Failed", message);
         return;
     }
     snprintf(message, sizeof message,
              "GradusJob %s is restarted from its newest checkpoint: %" PRId64 " of %" PRId64
-             " workers are left.",
-             t->look.name, a->working, a->size);
+             " %s are left.",
+             t->look.name, by_servers ? s->left : a->working, by_servers ? s->wanted : a->size,
+             who);
     if (counts) {
         gr_object_put(t->look.status, "restarts", json_integer(restarts + 1), &t->look.no_memory);
     }
     begin_anew(t, "Restarting", message);
+}
+
+/* Pods that are missing stay so. */
+static void close_roles(gr_training *t)
+{
+    for (size_t r = 0; r < t->role_count; r++) {
+        t->roles[r].is_closed = true;
+    }
+}
+
+/* The job asks for other pods than the attempt has. */
+static bool is_scaled(const gr_training *t, const attempt *a, const gr_gradusjob_servers *s,
+                      char message_out[GR_EVENT_BYTES])
+{
+    bool by_servers = a->size == t->roles[0].replicas;
+    snprintf(message_out, GR_EVENT_BYTES, "GradusJob %s goes from %" PRId64 " to %" PRId64 " %s.",
+             t->look.name, by_servers ? a->servers : a->size,
+             by_servers ? s->wanted : t->roles[0].replicas,
+             by_servers ? "parameter servers" : "workers");
+    return a->size != t->roles[0].replicas || a->servers != s->wanted;
+}
+
+/* A worker has failed, and no loss of others is the cause; or a server, before there was any. */
+static bool has_failed(const attempt *a, const gr_gradusjob_servers *s, const char *name,
+                       char message_out[GR_EVENT_BYTES])
+{
+    bool by_servers = !a->is_formed && s->failed > 0;
+    snprintf(message_out, GR_EVENT_BYTES,
+             "GradusJob %s has failed because %" PRId64 " %s(s) failed.", name,
+             by_servers ? s->failed : a->failed, by_servers ? "parameter server" : "worker");
+    return by_servers || (a->failed > 0 && a->lost == 0 && !s->was_lost);
 }
 
 /* False: this look has nothing more to do. */
@@ -583,35 +652,39 @@ static bool keep_attempt(gr_training *t)
     char message[GR_EVENT_BYTES];
     gr_training_role *role = &t->roles[0];
     attempt a = look_at_attempt(t, role);
+    gr_gradusjob_servers s = gr_gradusjob_look_at_servers(t, a.is_formed);
     int64_t min = gr_object_int(t->look.job, WORKERS ".Worker.minReplicas", 1);
-    bool is_disturbed = !a.is_formed && a.lost + a.going > 0;
-    role->is_closed = a.is_formed;
+    bool is_disturbed = !a.is_formed && a.lost + a.going + s.lost > 0;
     if (a.there == 0 && !a.is_formed) {
-        return true;
+        return gr_gradusjob_clear_servers(t, &s);
+    }
+    if (a.is_formed) {
+        close_roles(t);
     }
     if (!a.is_formed && a.going > 0) { /* the attempt before: it has been told why */
         gr_training_delete_pods(t);
         return false;
     }
-    if (a.size != role->replicas) {
-        snprintf(message, sizeof message,
-                 "GradusJob %s goes from %" PRId64 " to %" PRId64 " workers.", t->look.name, a.size,
-                 role->replicas);
+    if (is_scaled(t, &a, &s, message)) {
         begin_anew(t, "Scaled", message);
         return false;
     }
-    if (a.failed > 0 && a.lost == 0) {
-        snprintf(message, sizeof message,
-                 "GradusJob %s has failed because %" PRId64 " worker(s) failed.", t->look.name,
-                 a.failed);
-        role->is_closed = true;
+    if (has_failed(&a, &s, t->look.name, message)) {
+        close_roles(t);
         gr_training_end(t, "Failed", message);
         return true;
     }
     bool has_enough = a.working + a.succeeded >= min && (a.working > 0 || a.succeeded > 0);
     if (is_disturbed || (a.is_formed && !has_enough) || (a.working == 0 && a.succeeded == 0)) {
-        restart(t, &a);
+        restart(t, &a, &s);
         return false;
+    }
+    if (a.is_formed && a.working > 0 && !gr_gradusjob_servers_go_on(t, &s)) {
+        restart(t, &a, &s);
+        return false;
+    }
+    if (a.is_formed && a.working > 0 && s.lost > 0) {
+        gr_gradusjob_replace_servers(t, backoff_limit(t));
     }
     return true;
 }
@@ -625,8 +698,10 @@ static void tell_status(gr_training *t)
     if (gr_object_holds(conditions, "Failed")) {
         return;
     }
-    bool has_run =
-        gr_object_holds(conditions, "Running") || role->active + role->succeeded == role->replicas;
+    const gr_training_role *servers = gr_training_find_role(t, GR_GRADUSJOB_SERVER);
+    bool serve = servers == NULL || servers->active == servers->replicas;
+    bool has_run = gr_object_holds(conditions, "Running") || role->succeeded == role->replicas ||
+                   (role->active + role->succeeded == role->replicas && serve);
     if (has_run && role->active == 0 && role->succeeded > 0) {
         snprintf(message, sizeof message, "GradusJob %s/%s successfully completed.", t->look.space,
                  t->look.name);
@@ -639,16 +714,19 @@ static void tell_status(gr_training *t)
 }
 
 /* ---- The kind -------------------------------------------------------------------------------- */
-static const char *const spec_fields[] = {"checkpointVolume", "command",   "gradusImage", "job",
-                                          "jobFrom",          "runPolicy", "workers",     NULL};
+static const char *const spec_fields[] = {
+    "checkpointVolume", "command", "gradusImage", "job", "jobFrom",
+    "runPolicy",        "servers", "workers",     NULL};
+static const char *const servers_fields[] = {"image", "replicas", "resources", "template", NULL};
 static const char *const job_from_fields[] = {"configMapKeyRef", NULL};
 static const char *const key_fields[] = {"key", "name", NULL};
 static const char *const workers_fields[] = {"image",     "maxReplicas", "minReplicas", "replicas",
                                              "resources", "template",    NULL};
-static const char *const roles[] = {"Worker", NULL};
+static const char *const roles[] = {"Worker", GR_GRADUSJOB_SERVER, NULL};
 static const gr_operator_fields fields[] = {
     {"spec", spec_fields},
     {WORKERS, workers_fields},
+    {"spec.servers", servers_fields},
     {"spec.jobFrom", job_from_fields},
     {"spec.jobFrom.configMapKeyRef", key_fields},
     {"spec.runPolicy", gr_run_policy_fields},
@@ -661,6 +739,9 @@ static const gr_training_kind gradusjob = {.kind = &gr_gradusjob_v1,
                                            .container = CONTAINER,
                                            .port_name = "master",
                                            .port = MASTER_PORT,
+                                           .server_role = GR_GRADUSJOB_SERVER,
+                                           .server_port_name = "server",
+                                           .server_port = SERVER_PORT,
                                            .restart_policy = "Never",
                                            .roles = roles,
                                            .deleted_reason = "SuccessfulDeleteJob",

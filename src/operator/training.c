@@ -23,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 static const json_t *run_policy(const gr_training *t, const char *key)
 {
@@ -187,26 +188,84 @@ static bool has_phase(const json_t *pod, const char *phase)
     return gr_object_is_text(pod, "status.phase", phase);
 }
 
+static bool has_ended(const json_t *pod)
+{
+    return has_phase(pod, "Succeeded") || has_phase(pod, "Failed");
+}
+
+bool gr_training_serves(const gr_training *t, const json_t *pod)
+{
+    const char *role = json_string_value(json_object_get(gr_object_at(pod, "metadata.labels"),
+                                                         "training.kubeflow.org/replica-type"));
+    return t->kind->server_role != NULL && role != NULL &&
+           strcasecmp(role, t->kind->server_role) == 0;
+}
+
+static bool is_server_role(const gr_training *t, const gr_training_role *role)
+{
+    return t->kind->server_role != NULL && strcmp(role->name, t->kind->server_role) == 0;
+}
+
+/* Do pods work that the server role's serve? */
+static bool is_served(const gr_training *t)
+{
+    size_t i;
+    const json_t *object;
+    for (size_t r = 0; r < t->role_count && t->kind->server_role != NULL; r++) {
+        const gr_training_role *role = &t->roles[r];
+        for (int64_t n = 0; n < role->replicas && !is_server_role(t, role); n++) {
+            if (role->pods[n] != NULL && !has_ended(role->pods[n])) {
+                return true;
+            }
+        }
+    }
+    json_array_foreach(t->kind->server_role != NULL ? t->surplus : NULL, i, object)
+    {
+        if (!gr_training_serves(t, object) && !has_ended(object)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void delete_role(gr_training *t, const gr_training_role *role, bool keep_ended)
+{
+    for (int64_t n = 0; n < role->replicas; n++) {
+        const json_t *pod = role->pods[n];
+        if (!(keep_ended && has_ended(pod))) {
+            (void)delete_own(t, pod);
+            (void)delete_own(t, role->services[n]);
+        }
+    }
+}
+
 /* Deletes pods, but for those that have ended if these are to be kept, and the Services of those
- * that go. */
+ * that go. Servers wait for the others, who may save what these keep. */
 static void delete_objects(gr_training *t, bool keep_ended)
 {
     size_t i;
     const json_t *object;
+    bool keep_servers = is_served(t);
     for (size_t r = 0; r < t->role_count; r++) {
-        const gr_training_role *role = &t->roles[r];
-        for (int64_t n = 0; n < role->replicas; n++) {
-            const json_t *pod = role->pods[n];
-            bool has_ended = has_phase(pod, "Succeeded") || has_phase(pod, "Failed");
-            if (!(keep_ended && has_ended)) {
-                (void)delete_own(t, pod);
-                (void)delete_own(t, role->services[n]);
-            }
+        if (!(keep_servers && is_server_role(t, &t->roles[r]))) {
+            delete_role(t, &t->roles[r], keep_ended);
         }
     }
     json_array_foreach(t->surplus, i, object)
     {
-        (void)delete_own(t, object);
+        if (!(keep_servers && gr_training_serves(t, object))) {
+            (void)delete_own(t, object);
+        }
+    }
+}
+
+/* They never end by themselves. */
+static void delete_servers(gr_training *t)
+{
+    for (size_t r = 0; r < t->role_count; r++) {
+        if (is_server_role(t, &t->roles[r]) && !is_served(t)) {
+            delete_role(t, &t->roles[r], true);
+        }
     }
 }
 
@@ -267,6 +326,8 @@ static void finish(gr_training *t)
     const json_t *policy = run_policy(t, "cleanPodPolicy");
     if (strcmp(json_string_value(policy), "None") != 0) {
         delete_objects(t, strcmp(json_string_value(policy), "Running") == 0);
+    } else {
+        delete_servers(t);
     }
     delete_pod_group(t);
     if (holds(t, "Succeeded")) {

@@ -37,17 +37,22 @@ typedef struct gr_training_kind {
                               told */
     const char *port_name; /* of it; NULL: it needs no port */
     int port;
+    /* A role whose pods serve those of the others, and go when these have ended; its container has
+     * a port of its own in place of `port`. NULL: none. */
+    const char *server_role, *server_port_name;
+    int server_port;
     const char *single_role;    /* whose only pod has no number; NULL: none */
     const char *restart_policy; /* where a role says none */
-    const char *const *roles;   /* in alphabetical order; NULL-terminated */
+    const char *const *roles;   /* as their pods are made; NULL-terminated */
     const char *deleted_reason; /* of the event that says that the job itself is deleted */
     const char *warning_prefix; /* of events about templates; NULL: "SetPodTemplate" */
     bool has_services;          /* each pod has one */
     bool restarts_failed; /* with OnFailure and Always a pod that failed is made anew, and one that
                              is taken away has failed */
     bool has_selector;    /* in the status, for the scale subresource */
-    bool has_attempts;    /* its one role is a map of the spec, and all of its pods are made anew
-                             together: restarts of single ones are not counted */
+    bool has_attempts;    /* its roles are maps of the spec, "workers" that of "Worker", and all of
+                             its pods are made anew together: restarts of single ones are not
+                             counted */
     /* What only this kind has; NULL: nothing. */
     void (*set_defaults)(json_t *spec, bool *no_memory);
     void (*check)(gr_problems *p, const json_t *spec, const json_t *specs);
@@ -88,8 +93,10 @@ void gr_training_set_condition(gr_training *t, const char *type, bool holds, con
                                const char *message);
 /* Sends an event with the reason KIND<what>. */
 void gr_training_event(gr_training *t, const char *type, const char *what, const char *message);
-/* Deletes all pods and their Services. */
+/* Deletes all pods and their Services; those of the server role once the others have ended. */
 void gr_training_delete_pods(gr_training *t);
+/* Is it of the server role? Also of a pod that no role wants any more. */
+bool gr_training_serves(const gr_training *t, const json_t *pod);
 /* How the container that works has ended; false: it has not, or nobody knows. */
 bool gr_training_exit_code(const gr_training_role *role, const json_t *pod, int64_t *code_out);
 /* The job ends, `type` is "Succeeded" or "Failed". */

@@ -60,31 +60,43 @@ static json_t *find_container(const gr_training *t, const json_t *template)
                                         : json_array_get(json_object_get(spec, "containers"), 0);
 }
 
+static bool is_server_role(const gr_training *t, const char *role)
+{
+    return t->kind->server_role != NULL && strcmp(role, t->kind->server_role) == 0;
+}
+
+/* Of the port that pods of the role have; NULL: they need none. */
+static const char *port_name_of(const gr_training *t, const char *role)
+{
+    return is_server_role(t, role) ? t->kind->server_port_name : t->kind->port_name;
+}
+
 /* The number of the container's port of that name, 0: it has none. */
-static int64_t find_port(const gr_training *t, const json_t *container)
+static int64_t find_port(const json_t *container, const char *name)
 {
     size_t i;
     const json_t *port;
     json_array_foreach(json_object_get(container, "ports"), i, port)
     {
-        if (t->kind->port_name != NULL && gr_object_is_text(port, "name", t->kind->port_name)) {
+        if (name != NULL && gr_object_is_text(port, "name", name)) {
             return gr_object_int(port, "containerPort", 0);
         }
     }
     return 0;
 }
 
-static void set_role_defaults(gr_training *t, json_t *spec)
+static void set_role_defaults(gr_training *t, const char *role, json_t *spec)
 {
     bool *no_memory = &t->look.no_memory;
     json_t *container = find_container(t, json_object_get(spec, "template"));
+    const char *port_name = port_name_of(t, role);
+    int port = is_server_role(t, role) ? t->kind->server_port : t->kind->port;
     gr_object_put_default(spec, "replicas", json_integer(1), no_memory);
     gr_object_put_default(spec, "restartPolicy", json_string(t->kind->restart_policy), no_memory);
-    if (t->kind->port_name != NULL && container != NULL && find_port(t, container) == 0) {
-        gr_object_append(
-            gr_object_list(container, "ports", no_memory),
-            json_pack("{s:s, s:i}", "name", t->kind->port_name, "containerPort", t->kind->port),
-            no_memory);
+    if (port_name != NULL && container != NULL && find_port(container, port_name) == 0) {
+        gr_object_append(gr_object_list(container, "ports", no_memory),
+                         json_pack("{s:s, s:i}", "name", port_name, "containerPort", port),
+                         no_memory);
     }
 }
 
@@ -100,7 +112,7 @@ void gr_training_set_defaults(gr_training *t)
     json_object_foreach(json_object_get(spec, t->kind->specs), name, role)
     {
         if (json_is_object(role)) {
-            set_role_defaults(t, role);
+            set_role_defaults(t, name, role);
         }
     }
     gr_object_put_default(gr_object_map(spec, "runPolicy", &t->look.no_memory), "cleanPodPolicy",
@@ -153,7 +165,7 @@ static void check_role(const gr_training *t, gr_problems *p, const char *name, c
     char label[GR_PROBLEM_PATH_BYTES];
     json_t *named = json_string(name);
     if (t->kind->has_attempts) {
-        snprintf(path, sizeof path, "spec.%s", t->kind->specs);
+        snprintf(path, sizeof path, "spec.%c%.100ss", tolower((unsigned char)name[0]), name + 1);
     } else {
         snprintf(path, sizeof path, "spec.%s[%.100s]", t->kind->specs, name);
     }
@@ -228,7 +240,7 @@ bool gr_training_read_roles(gr_training *t)
             t->kind->single_role != NULL && strcmp(role->name, t->kind->single_role) == 0;
         role->restart_policy = gr_object_text(spec, "restartPolicy");
         role->replicas = gr_object_int(spec, "replicas", 1);
-        role->port = find_port(t, find_container(t, role->template));
+        role->port = find_port(find_container(t, role->template), port_name_of(t, role->name));
         role->pods = calloc((size_t)role->replicas + 1, sizeof *role->pods);
         role->services = calloc((size_t)role->replicas + 1, sizeof *role->services);
         t->replicas += role->replicas;

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The parameter servers of a GradusJob: pods of the role Server, which run `gradus server`.
+ *
+ *   not all pods of the attempt have run  one that is lost ends it, as a lost worker does
+ *   all have run, others can agree        it is made anew, and takes its blocks from replicas
+ *   all have run, they cannot             all pods begin anew from the newest checkpoint
+ *   no worker works any more              they go
+ *
+ * Nobody hears here whether a new server has found its place, or what the others agree on. Where
+ * they are left without a block the workers fail: that counts as a loss of servers as long as one
+ * was lost in this attempt. */
+
+#include "operator/gradusjob.h"
+#include "operator/object.h"
+#include "ps/place.h"
+#include "train/job/job.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SERVERS "spec.servers"
+#define REPLACED "replacedServers" /* of the status: in this attempt */
+
+enum { FIRST_SIGNAL = 128 };
+
+/* ---- Defaults and validation ----------------------------------------------------------------- */
+void gr_gradusjob_set_server_defaults(json_t *spec, json_t *worker, bool *no_memory)
+{
+    const json_t *asked = gr_object_at(spec, "job.distribution.servers");
+    json_t *servers = json_object_get(spec, "servers");
+    int64_t count = json_is_integer(asked) ? (int64_t)json_integer_value(asked) : 0;
+    if (servers == NULL && count > 0) {
+        servers = json_object();
+        gr_object_put(spec, "servers", servers, no_memory);
+    }
+    if (!json_is_object(servers)) {
+        return; /* which is told, if there is something */
+    }
+    const json_t *container =
+        gr_training_find_container(gr_object_at(worker, "template.spec"), GR_GRADUSJOB_CONTAINER);
+    const char *own = gr_object_text(servers, "image"),
+               *theirs = gr_object_text(container, "image");
+    const char *image = own != NULL && own[0] != '\0' ? own : theirs;
+    gr_object_put_default(servers, "replicas", json_integer(count > 0 ? count : 1), no_memory);
+    if (json_object_get(servers, "template") != NULL) {
+        gr_object_put(servers, "hasTemplate", json_true(), no_memory);
+    } else if (image != NULL) {
+        gr_object_put(servers, "template", gr_gradusjob_template(servers, image, no_memory),
+                      no_memory);
+    }
+}
+
+void gr_gradusjob_check_servers(gr_problems *p, const json_t *servers)
+{
+    int64_t replicas = gr_object_int(servers, "replicas", 1);
+    if (replicas < 1 || replicas > GR_PS_SERVERS_MAX) {
+        gr_problem(p, SERVERS ".replicas: Invalid value: %" PRId64 ": must be from 1 to %d",
+                   replicas, GR_PS_SERVERS_MAX);
+    }
+    gr_gradusjob_check_template(p, SERVERS, servers, SERVERS ", which run gradus server");
+}
+
+/* ---- Pods ------------------------------------------------------------------------------------ */
+static const gr_training_role *find_role(const gr_training *t)
+{
+    return gr_training_find_role(t, GR_GRADUSJOB_SERVER);
+}
+
+static void add_env(gr_training *t, json_t *container, const char *name, json_t *value)
+{
+    const char *text = json_string_value(value);
+    gr_training_add_env(t, container, name, text != NULL ? text : "");
+    t->look.no_memory |= value == NULL;
+    json_decref(value);
+}
+
+/* "tcp:NAME:PORT,...", in the order of their numbers. */
+static json_t *list_addresses(const gr_training *t, const gr_training_role *role)
+{
+    char *list = NULL;
+    size_t size_bytes = 0;
+    FILE *out = open_memstream(&list, &size_bytes);
+    for (int64_t n = 0; n < role->replicas && out != NULL; n++) {
+        char name[GR_TRAINING_NAME_BYTES];
+        gr_training_name(t, role, n, name);
+        fprintf(out, "%stcp:%s.%s:%" PRId64, n > 0 ? "," : "", name, t->look.name, role->port);
+    }
+    json_t *value = out != NULL && fclose(out) == 0 ? json_string(list) : NULL;
+    free(list);
+    return value;
+}
+
+void gr_gradusjob_add_servers(gr_training *t, json_t *container)
+{
+    const gr_training_role *role = find_role(t);
+    if (role != NULL) {
+        add_env(t, container, "GRADUS_SERVERS", list_addresses(t, role));
+        gr_training_add_env(t, container, "GRADUS_SERVERS_TIMEOUT", GR_GRADUSJOB_JOIN_TIMEOUT);
+    }
+}
+
+void gr_gradusjob_label_servers(gr_training *t, json_t *labels)
+{
+    const gr_training_role *role = find_role(t);
+    if (role != NULL) {
+        gr_object_put(labels, GR_GRADUSJOB_SERVERS_LABEL, json_sprintf("%" PRId64, role->replicas),
+                      &t->look.no_memory);
+    }
+}
+
+/* What a job file says of servers. One that is in a ConfigMap is not known here. */
+static void read_job(gr_training *t, bool *replicates_out, bool *encrypts_out)
+{
+    gr_diag diag = {0};
+    gr_job *job = NULL;
+    const json_t *spec = gr_object_at(t->look.job, "spec");
+    bool is_known = json_object_get(spec, "job") != NULL;
+    json_t *document = is_known ? gr_gradusjob_document(spec, 1, &t->look.no_memory) : NULL;
+    char *text = document != NULL ? json_dumps(document, JSON_COMPACT) : NULL;
+    *replicates_out = true;
+    *encrypts_out = false;
+    if (text != NULL && gr_job_parse_document(text, strlen(text), &job, &diag) == GR_OK) {
+        *replicates_out = job->distribution.server_replicas > 0;
+        *encrypts_out = job->distribution.encrypt;
+    }
+    gr_job_close(job);
+    free(text);
+    json_decref(document);
+}
+
+void gr_gradusjob_complete_server(gr_training *t, const gr_training_role *role, int64_t index,
+                                  json_t *pod_spec, json_t *container)
+{
+    bool replicates, encrypts, *no_memory = &t->look.no_memory;
+    read_job(t, &replicates, &encrypts);
+    gr_object_append(gr_object_list(container, "env", no_memory),
+                     json_pack("{s:s, s:{s:{s:s}}}", "name", "POD_IP", "valueFrom", "fieldRef",
+                               "fieldPath", "status.podIP"),
+                     no_memory);
+    gr_gradusjob_add_secret(t, container);
+    if (encrypts) {
+        gr_training_add_env(t, container, "GRADUS_ENCRYPT", "yes");
+    }
+    json_t *command = json_pack(
+        "[s, s, s, o, s, o, s, s, s, s, s, o]", gr_gradusjob_add_program(t, pod_spec, container),
+        "server", "--servers", json_sprintf("%" PRId64, role->replicas), "--number",
+        json_sprintf("%" PRId64, index), "--replicas", replicates ? "1" : "0", "--listen",
+        "$(POD_IP)", "--ports", json_sprintf("%" PRId64, role->port));
+    if (gr_object_holds(json_object_get(t->look.status, "conditions"), "Running")) {
+        gr_object_append(command, json_string("--replace"), no_memory);
+        add_env(t, container, "GRADUS_SERVERS", list_addresses(t, role));
+    }
+    gr_object_put(container, "command", command, no_memory);
+}
+
+/* ---- Attempts -------------------------------------------------------------------------------- */
+static bool has_phase(const json_t *pod, const char *phase)
+{
+    return gr_object_is_text(pod, "status.phase", phase);
+}
+
+static bool has_ended(const json_t *pod)
+{
+    return has_phase(pod, "Failed") || has_phase(pod, "Succeeded");
+}
+
+gr_gradusjob_servers gr_gradusjob_look_at_servers(const gr_training *t, bool is_formed)
+{
+    const gr_training_role *role = find_role(t);
+    gr_gradusjob_servers s = {.first = -1, .first_lost = -1};
+    size_t i;
+    const json_t *pod;
+    for (int64_t n = 0; role != NULL && n < role->replicas; n++) {
+        int64_t code = FIRST_SIGNAL;
+        pod = role->pods[n];
+        bool goes = gr_object_at(pod, "metadata.deletionTimestamp") != NULL;
+        bool is_lost = pod != NULL ? has_ended(pod) || (goes && !is_formed) : is_formed;
+        (void)(has_phase(pod, "Failed") && gr_training_exit_code(role, pod, &code));
+        s.there += pod != NULL;
+        s.lost += is_lost;
+        s.failed += has_phase(pod, "Failed") && code < FIRST_SIGNAL;
+        s.first_lost = is_lost && s.first_lost < 0 ? n : s.first_lost;
+        if (!is_lost && has_phase(pod, "Running")) {
+            s.first = s.left == 0 ? n : s.first;
+            s.left++;
+        }
+    }
+    s.wanted = role != NULL ? role->replicas : 0;
+    json_array_foreach(t->surplus, i, pod)
+    {
+        s.there += gr_training_serves(t, pod);
+    }
+    s.was_lost = s.lost > 0 || gr_object_int(t->look.status, REPLACED, 0) > 0;
+    return s;
+}
+
+/* On hosts of their own those that are left agree that others are lost if they are more, or as many
+ * and have the lowest number (ps/server/membership_view.h). */
+bool gr_gradusjob_servers_go_on(const gr_training *t, const gr_gradusjob_servers *s)
+{
+    bool is_quorum = s->left > s->lost || (s->left == s->lost && s->first < s->first_lost);
+    return s->lost == 0 || (is_quorum && gr_object_int(gr_object_at(t->look.job, "spec.job"
+                                                                                 ".distribution"),
+                                                       "server_replicas", 1) > 0);
+}
+
+bool gr_gradusjob_clear_servers(gr_training *t, const gr_gradusjob_servers *s)
+{
+    if (s->there > 0) {
+        gr_training_delete_pods(t);
+        return false;
+    }
+    json_object_del(t->look.status, REPLACED);
+    return true;
+}
+
+static void tell_replaced(gr_training *t, int64_t number)
+{
+    char message[GR_EVENT_BYTES];
+    snprintf(message, sizeof message,
+             "GradusJob %s has lost parameter server %" PRId64
+             " and goes on: another one comes in its place.",
+             t->look.name, number);
+    gr_training_event(t, "Normal", "ServerReplaced", message);
+}
+
+void gr_gradusjob_replace_servers(gr_training *t, int64_t most)
+{
+    gr_training_role *role = NULL;
+    for (size_t r = 0; r < t->role_count; r++) {
+        role = strcmp(t->roles[r].name, GR_GRADUSJOB_SERVER) == 0 ? &t->roles[r] : role;
+    }
+    int64_t replaced = gr_object_int(t->look.status, REPLACED, 0), made = 0;
+    if (role == NULL || replaced >= most * role->replicas) {
+        return;
+    }
+    role->is_closed = false;
+    for (int64_t n = 0; n < role->replicas; n++) {
+        if (role->pods[n] == NULL) {
+            tell_replaced(t, n);
+            made++;
+        } else if (has_ended(role->pods[n])) { /* the next look finds its name free */
+            (void)gr_look_delete(&t->look, role->pods[n]);
+        }
+    }
+    if (made > 0) {
+        gr_object_put(t->look.status, REPLACED, json_integer(replaced + made), &t->look.no_memory);
+    }
+}
