@@ -458,8 +458,8 @@ static void numbers_that_wrap_around_keep_the_sums(void **unused)
         uint64_t random = where;
         shm_world w;
         shm_world_open(&w, 2, where);
-        w.shm[0]->next_seq = w.shm[1]->next_seq = UINT32_MAX - 20;
-        for (int i = 0; i < 40; i++) {
+        w.shm[0]->next_seq = w.shm[1]->next_seq = UINT32_MAX - SHM_COLL_SLOTS - 4;
+        for (int i = 0; i < SHM_COLL_SLOTS + 24; i++) {
             job j = {.dtype = GR_F32, .op = GR_SUM, .count = 20000, .shards = 2, .seed = random};
             run(&w, &j, &random);
         }
@@ -649,6 +649,51 @@ static void calls_that_nobody_waits_for_are_compared_whatever_their_number(void 
         assert_true(seen);
         shm_world_close(&w);
     }
+}
+
+/* A root is ahead of who receives by as many operations as there are slots, and no further; what
+ * was started behind one that waits for a place waits as well, although there is a slot for it. */
+static void a_root_is_ahead_by_as_many_operations_as_there_are_slots(void **unused)
+{
+    (void)unused;
+    enum { LARGE = SHM_COLL_SMALL_MAX / sizeof(float) };
+    static float large[LARGE], got[LARGE];
+    shm_world w;
+    shm_world_open(&w, 2, CMA);
+    float value = 3;
+    for (int i = 0; i < SHM_COLL_SLOTS; i++) {
+        broadcast_own(w.shm[0], &value, 5);
+    }
+    large[LARGE - 1] = 4;
+    gr_shm_coll_op *ops[2] = {start_broadcast(w.shm[0], large, LARGE, 0, 6),
+                              start_broadcast(w.shm[0], &value, 1, 0, 7)};
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(gr_shm_coll_move(ops[i]), GR_PENDING);
+        assert_false(gr_shm_coll_ready(ops[i]));
+    }
+    for (int i = 0; i < SHM_COLL_SLOTS; i++) {
+        float found = 0;
+        gr_shm_coll_op *op = start_broadcast(w.shm[1], &found, 1, 0, 5);
+        assert_int_equal(gr_shm_coll_move(op), GR_OK);
+        assert_true(found == value);
+        gr_shm_coll_release(op);
+        bool room = i + 1 >= SHM_COLL_SLOTS - SHM_COLL_PLACES + SHM_COLL_FINISHED_MAX;
+        assert_int_equal(gr_shm_coll_ready(ops[0]), room);
+        assert_false(gr_shm_coll_ready(ops[1]));
+    }
+    float found = 0;
+    gr_shm_coll_op *received[2] = {start_broadcast(w.shm[1], got, LARGE, 0, 6),
+                                   start_broadcast(w.shm[1], &found, 1, 0, 7)};
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(gr_shm_coll_move(ops[i]), GR_OK);
+        assert_int_equal(gr_shm_coll_move(received[i]), GR_OK);
+    }
+    assert_true(got[LARGE - 1] == 4 && found == value);
+    for (int i = 0; i < 2; i++) {
+        gr_shm_coll_release(ops[i]);
+        gr_shm_coll_release(received[i]);
+    }
+    shm_world_close(&w);
 }
 
 static void test_memory_outside_the_heap_is_refused(void **unused)
@@ -912,6 +957,7 @@ int main(void)
         cmocka_unit_test(calls_that_nobody_waits_for_are_compared_whatever_their_number),
         cmocka_unit_test(a_root_that_packs_registered_memory_does_not_wait),
         cmocka_unit_test(a_rank_that_nobody_waits_for_says_what_it_called),
+        cmocka_unit_test(a_root_is_ahead_by_as_many_operations_as_there_are_slots),
         cmocka_unit_test(test_memory_outside_the_heap_is_refused),
         cmocka_unit_test(test_who_gave_up_is_not_written_to),
         cmocka_unit_test(test_memory_that_is_gone_is_an_error),

@@ -184,10 +184,25 @@ static bool met(gr_shm_coll_op *op)
     return all;
 }
 
-/* A slot is free when nobody reads any more what was posted there 16 operations ago. */
-static bool has_room(gr_shm_coll *shm, uint32_t seq)
+/* Is one that was started before it to be posted first? */
+static bool is_behind_queued(const gr_shm_coll_op *op)
 {
-    if ((int32_t)(seq - shm->room_until) < 0) {
+    const gr_shm_coll_op *at = op->shm->head;
+    while (at != op && at->state != SHM_COLL_QUEUED) {
+        at = at->next;
+    }
+    return at != op;
+}
+
+/* A slot is free when nobody reads any more what was posted there SHM_COLL_SLOTS operations ago;
+ * the same is so of a place. */
+static bool has_room(const gr_shm_coll_op *op)
+{
+    gr_shm_coll *shm = op->shm;
+    if (is_behind_queued(op)) {
+        return false;
+    }
+    if ((int32_t)(op->seq - shm->all_finished - op->depth) < 0) {
         return true;
     }
     uint32_t least = atomic_load(&shm->peers[0].area->finished);
@@ -195,8 +210,8 @@ static bool has_room(gr_shm_coll *shm, uint32_t seq)
         uint32_t finished = atomic_load(&shm->peers[peer].area->finished);
         least = (int32_t)(finished - least) < 0 ? finished : least;
     }
-    shm->room_until = least + SHM_COLL_SLOTS;
-    return (int32_t)(seq - shm->room_until) < 0;
+    shm->all_finished = least;
+    return (int32_t)(op->seq - least - op->depth) < 0;
 }
 
 /* All have come, and said how far they had come: who goes on with the others needs no look at their
@@ -204,9 +219,9 @@ static bool has_room(gr_shm_coll *shm, uint32_t seq)
 static void learn_room(gr_shm_coll *shm, const gr_shm_coll_op *op, uint32_t most)
 {
     uint32_t least = op->seq - most, own = shm->head->seq;
-    uint32_t until = ((int32_t)(own - least) < 0 ? own : least) + SHM_COLL_SLOTS;
-    if ((int32_t)(until - shm->room_until) > 0) {
-        shm->room_until = until;
+    uint32_t all = (int32_t)(own - least) < 0 ? own : least;
+    if (most < SHM_COLL_UNFINISHED_MANY && (int32_t)(all - shm->all_finished) > 0) {
+        shm->all_finished = all;
     }
 }
 
@@ -234,11 +249,12 @@ static shm_called called_by(const gr_shm_coll *shm, uint32_t seq, uint64_t finge
 static bool find_difference(gr_shm_coll *shm, shm_difference *found)
 {
     uint64_t behind = 0;
+    _Static_assert(SHM_COLL_SLOTS == 64, "a bit of unchecked_slots each");
     uint32_t first = shm->next_seq % SHM_COLL_SLOTS;
-    uint32_t slots = shm->unchecked_slots;
-    slots = (slots | slots << SHM_COLL_SLOTS) >> first & ((1u << SHM_COLL_SLOTS) - 1);
+    uint64_t slots = shm->unchecked_slots;
+    slots = slots >> first | slots << (-first % SHM_COLL_SLOTS);
     for (; slots != 0; slots &= slots - 1) {
-        uint32_t slot = (first + (uint32_t)__builtin_ctz(slots)) % SHM_COLL_SLOTS;
+        uint32_t slot = (first + (uint32_t)__builtin_ctzll(slots)) % SHM_COLL_SLOTS;
         shm_unchecked *unchecked = &shm->unchecked[slot];
         for (uint64_t peers = unchecked->peers & ~behind; peers != 0; peers &= peers - 1) {
             int peer = __builtin_ctzll(peers);
@@ -255,7 +271,7 @@ static bool find_difference(gr_shm_coll *shm, shm_difference *found)
             }
         }
         if (unchecked->peers == 0) {
-            shm->unchecked_slots &= (uint16_t) ~(1u << slot);
+            shm->unchecked_slots &= ~(UINT64_C(1) << slot);
         }
     }
     return false;
@@ -301,10 +317,10 @@ say_finished(gr_shm_coll *shm, uint32_t finished)
     look_for_the_last_time(shm);
     shm->published = finished;
     /* From here on the others may use the slots of these operations again. */
-    for (uint32_t slots = shm->unchecked_slots; slots != 0; slots &= slots - 1) {
-        int slot = __builtin_ctz(slots);
+    for (uint64_t slots = shm->unchecked_slots; slots != 0; slots &= slots - 1) {
+        int slot = __builtin_ctzll(slots);
         if ((int32_t)(finished - shm->unchecked[slot].seq) > 0) {
-            shm->unchecked_slots &= (uint16_t) ~(1u << slot);
+            shm->unchecked_slots &= ~(UINT64_C(1) << slot);
         }
     }
     atomic_store(&shm->own->finished, finished);
@@ -402,7 +418,8 @@ static void post_control(gr_shm_coll_op *op)
     }
     /* In one go, at the end: others poll this cache line, and take it away each time. */
     control->fingerprint = op->fingerprint;
-    uint32_t unfinished = op->seq - shm->head->seq; /* less than there are slots */
+    uint32_t unfinished = op->seq - shm->head->seq;
+    unfinished = unfinished < SHM_COLL_UNFINISHED_MANY ? unfinished : SHM_COLL_UNFINISHED_MANY;
     atomic_store_explicit(&control->kinds,
                           (uint8_t)(op->kinds | unfinished << SHM_COLL_UNFINISHED_SHIFT),
                           memory_order_relaxed);
@@ -415,12 +432,11 @@ static void post_control(gr_shm_coll_op *op)
     if (!op->always_packed) {
         prefetch_for_write(gr_shm_coll_done_of(op, shm->rank));
     }
-    shm_slot *next = &shm->own->slots[(op->seq + 1) % SHM_COLL_SLOTS];
-    prefetch_for_write(&next->control);
+    prefetch_for_write(&shm->own->slots[(op->seq + 1) % SHM_COLL_SLOTS].control);
     if (packed && op->count > 0 && !gr_shm_coll_in_line(op)) { /* the next may be as small */
         /* No more than a core fetches at a time: stores behind further ones would wait. */
         for (size_t at = 0; at < op->packed_bytes && at < SHM_COLL_PACK_MAX; at += SHM_COLL_LINE) {
-            prefetch_for_write(next->eager + at);
+            prefetch_for_write(gr_shm_coll_eager_of(op, shm->rank, op->seq + 1) + at);
         }
     }
 }
@@ -455,7 +471,7 @@ static void compare_later(gr_shm_coll_op *op)
         uint32_t slot = op->seq % SHM_COLL_SLOTS;
         shm->unchecked[slot] =
             (shm_unchecked){.fingerprint = op->fingerprint, .peers = peers, .seq = op->seq};
-        shm->unchecked_slots |= (uint16_t)(1u << slot);
+        shm->unchecked_slots |= UINT64_C(1) << slot;
     }
 }
 
@@ -580,7 +596,7 @@ static bool can_move(const gr_shm_coll_op *op)
     int arrived = op->arrived;
     switch (op->state) {
     case SHM_COLL_QUEUED:
-        return has_room(op->shm, op->seq);
+        return has_room(op);
     case SHM_COLL_POSTED:
         return all_posted(op, &arrived) || arrived != op->arrived;
     case SHM_COLL_PACKED:
@@ -637,9 +653,9 @@ bool gr_shm_coll_has_news(const void *arg)
 static void try_post(gr_shm_coll_op *op)
 {
     gr_shm_coll *shm = op->shm;
-    if (!has_room(shm, op->seq)) {
+    if (!has_room(op)) {
         atomic_store(&shm->own->wants_room, 1);
-        if (!has_room(shm, op->seq)) {
+        if (!has_room(op)) {
             return;
         }
     }
@@ -875,7 +891,7 @@ bool gr_shm_coll_needs(const gr_shm_coll_op *op, int peer)
     }
     switch (op->state) {
     case SHM_COLL_QUEUED:
-        return (int32_t)(op->seq - atomic_load(&area->finished) - SHM_COLL_SLOTS) >= 0;
+        return (int32_t)(op->seq - atomic_load(&area->finished) - op->depth) >= 0;
     case SHM_COLL_POSTED:
         return awaits(op, peer) &&
                atomic_load(&gr_shm_coll_control_of(op, peer)->sequence) != op->seq + 1;

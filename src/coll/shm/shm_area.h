@@ -12,10 +12,13 @@
 
 enum {
     SHM_COLL_LINE = 64,
-    SHM_COLL_SLOTS = 16,        /* operations of a communicator under way; a power of two */
+    SHM_COLL_SLOTS = 64,        /* operations of a communicator under way, ... */
+    SHM_COLL_PLACES = 16,       /* ... and those that need more than a slot; powers of two */
     SHM_COLL_INLINE = 48,       /* bytes of contributions within a control slot */
     SHM_COLL_SMALL_MAX = 16384, /* bytes of contributions of one rank: eager */
-    SHM_COLL_RING = 256 << 10   /* bytes of a rank's ring of windows */
+    /* Packed even if all could be read where they are: that saves the second of two waits. */
+    SHM_COLL_PACK_MAX = 1024,
+    SHM_COLL_RING = 256 << 10 /* bytes of a rank's ring of windows */
 };
 
 /* Of a rank's buffers in an operation. */
@@ -25,7 +28,8 @@ enum {
      * addresses if they are not in its heap. */
     SHM_COLL_BY_KERNEL = 2,
     SHM_COLL_EAGER = 4, /* its contributions are in its slot */
-    SHM_COLL_UNFINISHED_SHIFT = 4
+    SHM_COLL_UNFINISHED_SHIFT = 4,
+    SHM_COLL_UNFINISHED_MANY = 15 /* so many, or more */
 };
 
 /* What a rank says of an operation. `sequence` is written last. */
@@ -53,12 +57,18 @@ typedef struct shm_call {
     _Atomic uint64_t fingerprint;
 } shm_call;
 
-/* The control words and eager data; of a size that does not bring all slots into the same places
- * of a cache. */
+/* The control words, and few eager data of an operation with a root, whose ranks may be far from
+ * each other. */
 typedef struct shm_slot {
     shm_control control;
-    uint8_t eager[SHM_COLL_SMALL_MAX + SHM_COLL_LINE];
+    uint8_t eager[SHM_COLL_PACK_MAX + SHM_COLL_LINE];
 } shm_slot;
+
+/* Other eager data: the fewer places, the more of them stay in a cache. Of a size that does not
+ * bring all of them into the same sets of a cache. */
+typedef struct shm_eager_place {
+    uint8_t eager[SHM_COLL_SMALL_MAX + SHM_COLL_LINE];
+} shm_eager_place;
 
 /* Its share of the work is done. In a line of its own, so that writing it need not wait for those
  * that have just read the other one. */
@@ -75,6 +85,7 @@ typedef struct shm_bounce {
 /* A rank's area, which only it writes. */
 typedef struct shm_area {
     shm_slot slots[SHM_COLL_SLOTS];
+    shm_eager_place places[SHM_COLL_PLACES];
     shm_done_flag done_flags[SHM_COLL_SLOTS];
     _Alignas(SHM_COLL_LINE) shm_call calls[SHM_COLL_SLOTS];
     _Alignas(SHM_COLL_LINE) _Atomic uint32_t finished;   /* at least those before this number */
@@ -95,6 +106,6 @@ typedef struct shm_work_bitmap {
     _Alignas(SHM_COLL_LINE) _Atomic uint64_t taken;
     _Atomic uint64_t done;
 } shm_work_bitmap;
-_Static_assert(sizeof(shm_work_bitmap) * SHM_COLL_SLOTS <= GR_SHARED_OPEN_BYTES, "fits its place");
+_Static_assert(sizeof(shm_work_bitmap) * SHM_COLL_PLACES <= GR_SHARED_OPEN_BYTES, "fits its place");
 
 #endif

@@ -74,7 +74,6 @@ gr_shm_coll *gr_shm_coll_open(gr_shm_colls *shms, int id, int rank, int size, co
     shm->not_oversubscribed = gr_mesh_not_oversubscribed(shms->mesh);
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     shm->cores = cores > 0 ? (uint32_t)(cores < UINT8_MAX ? cores : UINT8_MAX) : 1;
-    shm->room_until = SHM_COLL_SLOTS;
     for (int peer = 0; peer < size; peer++) {
         uint8_t *area = shared[peer].shms + (size_t)id * GR_SHARED_COLL_BYTES;
         shm->peers[peer] = (shm_peer){.world = world[peer],
@@ -252,6 +251,13 @@ static gr_status prepare_sums(gr_shm_coll_op *op, const gr_shm_coll_request *req
     return GR_OK;
 }
 
+/* Ranks that wait for each other are never far apart. */
+static uint32_t depth_of(const gr_shm_coll_op *op)
+{
+    size_t most_bytes = op->is_rooted ? sizeof op->shm->own->slots[0].eager : SHM_COLL_INLINE;
+    return op->always_packed && op->packed_bytes <= most_bytes ? SHM_COLL_SLOTS : SHM_COLL_PLACES;
+}
+
 static gr_status prepare(gr_shm_coll_op *op, const gr_shm_coll_request *request)
 {
     gr_shm_coll *shm = op->shm;
@@ -297,6 +303,7 @@ static gr_status prepare(gr_shm_coll_op *op, const gr_shm_coll_request *request)
         gr_shm_coll_measure_row(op);
     }
     op->is_rooted = op->small && op->count > 0 && traits->rooted;
+    op->depth = depth_of(op);
     op->gives_own = traits->gives_own;
     size_t given_end;
     gr_shm_coll_extent(op, shm->rank, false, &op->given, &given_end);

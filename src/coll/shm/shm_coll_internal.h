@@ -16,8 +16,6 @@
 
 enum {
     SHM_COLL_FINISHED_MAX = 8, /* operations that are finished without a word */
-    /* Packed even if all could be read where they are: that saves the second of two waits. */
-    SHM_COLL_PACK_MAX = 1024,
     SHM_COLL_PACK_ROOTED_MAX = 2048,
     SHM_COLL_WINDOW = 32 << 10,     /* bytes of one window, ... */
     SHM_COLL_WINDOW_PART = 2 << 10, /* ... and of each part of it, at least */
@@ -86,6 +84,7 @@ struct gr_shm_coll_op {
     int arrived;        /* ranks before this one have come, or have done their share */
     bool small;         /* fits into the slots */
     bool always_packed; /* and goes there */
+    uint32_t depth;     /* of slots or of places: it uses what the one so many before it used */
     uint8_t kinds;      /* as our slot says */
     bool moved, linked;
     bool kept;      /* memory of its own, also `at` */
@@ -172,12 +171,12 @@ struct gr_shm_coll {
     gr_shm_colls *shms;
     int id, rank, size;
     uint32_t next_seq;           /* of the next operation */
-    uint32_t room_until;         /* numbers below have a free slot */
+    uint32_t all_finished;       /* all ranks have finished those before it, at least */
     uint32_t published;          /* what our `finished` says */
     gr_shm_coll_op *head, *tail; /* not finished, in order */
     uint64_t windows_next;       /* of the next staged operation */
     shm_unchecked unchecked[SHM_COLL_SLOTS];
-    uint16_t unchecked_slots; /* bits */
+    uint64_t unchecked_slots; /* bits */
     bool differs;             /* one of them was called differently, and nobody was told: */
     shm_difference difference;
     bool not_oversubscribed;
@@ -284,9 +283,17 @@ static inline _Atomic uint32_t *gr_shm_coll_done_of(const gr_shm_coll_op *op, in
     return &op->shm->peers[peer].area->done_flags[op->seq % SHM_COLL_SLOTS].done;
 }
 
+/* Where an operation like this one with number `seq` has its eager data. */
+static inline uint8_t *gr_shm_coll_eager_of(const gr_shm_coll_op *op, int peer, uint32_t seq)
+{
+    shm_area *area = op->shm->peers[peer].area;
+    return op->depth == SHM_COLL_SLOTS ? area->slots[seq % SHM_COLL_SLOTS].eager
+                                       : area->places[seq % SHM_COLL_PLACES].eager;
+}
+
 static inline uint8_t *gr_shm_coll_eager(const gr_shm_coll_op *op, int peer)
 {
-    return op->shm->peers[peer].area->slots[op->seq % SHM_COLL_SLOTS].eager;
+    return gr_shm_coll_eager_of(op, peer, op->seq);
 }
 
 /* Small contributions fit the control slot itself. */

@@ -168,7 +168,7 @@ gr_status gr_shm_coll_add_own(gr_shm_coll_op *op)
 
 shm_work_bitmap *gr_shm_coll_claim_of(const gr_shm_coll_op *op)
 {
-    return &op->shm->work_bitmaps[op->seq % SHM_COLL_SLOTS];
+    return &op->shm->work_bitmaps[op->seq % SHM_COLL_PLACES];
 }
 
 /* The lower half of a word counts for this operation from here on. */
