@@ -238,17 +238,18 @@ static gr_status read_chaos(gr_cli_run *run, gr_diag *diag)
     for (int i = 0; i < chaos.count && status == GR_OK; i++) {
         const gr_fault *fault = &chaos.faults[i];
         bool command = run->job_path == NULL;
-        if (command && fault->step > 0) {
-            return gr_fail(diag, GR_E_INVALID,
-                           "run: --chaos: a command has no steps that are known here; write a "
-                           "time after the start, as in @time=3s");
-        }
-        if (command && fault->kind == GR_FAULT_SLOW &&
-            (fault->times == 0 || fault->again || fault->until != NULL)) {
+        bool slow = fault->kind == GR_FAULT_SLOW;
+        if (command && slow &&
+            (fault->step > 0 || fault->times == 0 || fault->again || fault->until != NULL)) {
             return gr_fail(diag, GR_E_INVALID,
                            "run: --chaos: a command has no steps that are known here: it is slow "
                            "all the time, as in slow:rank=%lld,x4",
                            (long long)fault->rank);
+        }
+        if (command && fault->step > 0) {
+            return gr_fail(diag, GR_E_INVALID,
+                           "run: --chaos: a command has no steps that are known here; write a "
+                           "time after the start, as in @time=3s");
         }
         if (!command && fault->kind == GR_FAULT_CUT &&
             strcmp(gr_run_link_choices[options->link], "tcp") != 0) {
@@ -256,7 +257,7 @@ static gr_status read_chaos(gr_cli_run *run, gr_diag *diag)
                            "run: --chaos: cut: is for tcp links, and the workers share memory; "
                            "add --link tcp");
         }
-        if (fault->step > 0 || (fault->kind == GR_FAULT_SLOW && !command)) {
+        if (fault->step > 0 || (slow && !command)) {
             continue; /* the worker's */
         }
         static const struct done {

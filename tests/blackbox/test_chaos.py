@@ -216,6 +216,8 @@ def test_wrong_orders_are_refused(gradus, job, text, sentence):
 def test_a_command_has_no_steps(gradus, text):
     done = gradus("run", "-np", 2, "--chaos", text, "--", "true")
     assert done.returncode == 2 and "a command has no steps" in done.stderr
+    is_slow = text.startswith("slow")
+    assert is_slow == ("slow all the time" in done.stderr) != ("@time=" in done.stderr)
 
 
 def test_slow_until_a_file_is_there(gradus, job, undisturbed, tmp_path):
