@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { OWN_MAX = 19, SECRET_NAME_BYTES = sizeof "GRADUS_SECRET=" - 1 };
+enum { OWN_MAX = 21, SECRET_NAME_BYTES = sizeof "GRADUS_SECRET=" - 1 };
 
 static bool same_name(const char *entry, const char *other)
 {
@@ -49,6 +49,8 @@ static size_t make_worker(const gr_environ_config *config, gr_arena *arena, cons
     own[count++] = gr_arena_printf(arena, "WORLD_SIZE=%d", size);
     own[count++] = gr_arena_printf(arena, "LOCAL_RANK=%d", config->local_rank);
     own[count++] = gr_arena_printf(arena, "LOCAL_WORLD_SIZE=%d", config->local_size);
+    own[count++] = gr_arena_printf(arena, "CROSS_RANK=%d", config->cross_rank);
+    own[count++] = gr_arena_printf(arena, "CROSS_SIZE=%d", config->cross_size);
     own[count++] = gr_arena_printf(arena, "MASTER_ADDR=%s", config->master);
     own[count++] = gr_arena_printf(arena, "MASTER_PORT=%d", config->master_port);
     own[count++] = gr_arena_printf(arena, "TORCHELASTIC_RESTART_COUNT=%d", config->restarts);

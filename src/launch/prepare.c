@@ -277,6 +277,22 @@ static void find_cores(const gr_launch_job *job, int count, int at, gr_cores *pa
     }
 }
 
+/* Which host this is among those that begin with a worker of the local rank, and how many there
+ * are. */
+static void find_cross(const gr_launch_job *job, const gr_scheduler_host *own, int local_rank,
+                       gr_environ_config *environment)
+{
+    environment->cross_rank = 0;
+    environment->cross_size = 1;
+    for (int i = 0; i < job->schedule.host_count; i++) {
+        const gr_scheduler_host *other = &job->schedule.hosts[i];
+        if (other != own && !other->removed && other->workers > local_rank) {
+            environment->cross_size++;
+            environment->cross_rank += other->first < own->first;
+        }
+    }
+}
+
 static gr_status set_up_workers(const gr_launch_job *job, const gr_host_agent *agent,
                                 const char *secret_hex, gr_arena *arena, const gr_agent_config *to,
                                 gr_diag *diag)
@@ -308,6 +324,7 @@ static gr_status set_up_workers(const gr_launch_job *job, const gr_host_agent *a
         int slot = host->first + i;
         environment.rank = slot;
         environment.local_rank = i;
+        find_cross(job, host, i, &environment);
         environment.record = agent->placement->here ? gr_records_path(job->records, slot) : NULL;
         status = gr_environ_build(&environment, arena, &to->environment[i], diag);
         to->spawns[i] = spawn_at(job, slot, to->environment[i]);

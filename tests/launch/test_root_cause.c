@@ -282,6 +282,8 @@ static void the_environment_has_one_value_of_each_name(void **state)
                                 .world_size = 3,
                                 .local_rank = 1,
                                 .local_size = 2,
+                                .cross_rank = 1,
+                                .cross_size = 2,
                                 .coordinator = "unix:@x",
                                 .secret_hex = text,
                                 .master = "host1",
@@ -298,6 +300,8 @@ static void the_environment_has_one_value_of_each_name(void **state)
     expect_entry(entries, "RANKING", "1");
     expect_entry(entries, "LOCAL_WORLD_SIZE", "2");
     expect_entry(entries, "GRADUS_LOCAL_RANK", "1");
+    expect_entry(entries, "CROSS_RANK", "1");
+    expect_entry(entries, "CROSS_SIZE", "2");
     expect_entry(entries, "MASTER_ADDR", "host1");
     expect_entry(entries, "MASTER_PORT", "4711");
     expect_entry(entries, "TORCHELASTIC_RESTART_COUNT", "2");

@@ -40,6 +40,10 @@ def address():
     return os.environ["SSH_CONNECTION"].split()[2]
 
 
+def cross():
+    return os.environ["CROSS_RANK"] + " of " + os.environ["CROSS_SIZE"]
+
+
 def node():
     """Its rank, and where Slurm has its agent."""
     words = open(f"/proc/{os.getppid()}/environ").read().split("\\0")
@@ -199,6 +203,8 @@ def test_functions_run_by_ssh_and_their_results_come_back(by_ssh, ranks):
                          network_interfaces=["lo"], verbose=False, **where))
         print(gradus.distribute(f.address, workers=None, **where))
         print([rank for rank, _ in gradus.distribute(f.total, (1,), workers=2, **where)])
+        uneven = {**where, "hosts": where["hosts"][:-1] + "1"}
+        print(*gradus.run(f.cross, **uneven), sep=", ")
         print(gradus.run(f.visible, num_proc=1, **where))
         print(len(gradus.run(f.big, (3,), num_proc=1, **where)[0]))
         print(gradus.run(f.length, (f.big(5),), num_proc=3, **where))
@@ -206,7 +212,7 @@ def test_functions_run_by_ssh_and_their_results_come_back(by_ssh, ranks):
         print(gradus.run(lambda: f.os.environ["WORD"], env={"WORD": "w"}, num_proc=1, **where))
         ''')
     assert lines == ["[(0, 31), (1, 31), (2, 31)]",
-                     str([HOSTS[0]] * 2 + [HOSTS[1]] * 2), "[0, 1]", "[False]", "3145728",
+                     str([HOSTS[0]] * 2 + [HOSTS[1]] * 2), "[0, 1]", "0 of 2, 0 of 1, 1 of 2", "[False]", "3145728",
                      str([(5242880, "")] * 3), "['real'] False", "['w']"]
     assert "1/4  loss 0.5" in by_ssh.err and "\x1e" not in by_ssh.err
 
