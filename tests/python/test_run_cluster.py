@@ -235,7 +235,7 @@ def test_failures_in_pods_are_named(api, cluster, begins):
               "RankError 0 run: the job failed: ",
               "RankError 0 run: the job failed: rank 0 ended before the function returned",
               "RankError 0 run: rank 0 failed: gradus.errors.InvalidError: ",
-              "RankError 0 the job failed: ", "RankError 0 run: the job failed: "]
+              "RankError 0 run: the job failed: ", "RankError 0 run: the job failed: "]
     for line, words in zip(lines, wanted):
         assert line.startswith(words), (line, words)
     assert len(lines) == len(wanted) and re.search("failed: worker 0 .*code 3", lines[1])
