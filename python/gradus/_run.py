@@ -8,6 +8,7 @@ import pickle
 import re
 import secrets
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -28,6 +29,11 @@ except ImportError:
 FOLLOWS = ("PeerLostError", "BrokenError", "AbortedError")
 
 _KEY = "_GRADUS_RESULT_KEY"  # what a result from another host begins with, or it is none
+# What programs of Horovod read, where horovod.run has started them.
+_HOROVOD = {"HOROVOD_RANK": "RANK", "HOROVOD_SIZE": "WORLD_SIZE",
+            "HOROVOD_LOCAL_RANK": "LOCAL_RANK", "HOROVOD_LOCAL_SIZE": "LOCAL_WORLD_SIZE",
+            "HOROVOD_CROSS_RANK": "CROSS_RANK", "HOROVOD_CROSS_SIZE": "CROSS_SIZE"}
+
 _CALL_BYTES = 32 << 20  # of a function that goes to other hosts, packed
 _POD_CALL_BYTES = 600 << 10  # to a cluster, in a ConfigMap, of which the API server takes 1 MiB
 _RESULT_BYTES = 32 << 20  # of a result that comes back from other hosts, packed
@@ -388,6 +394,9 @@ def _worker(how: str) -> int:
     rank = int(os.environ.get("GRADUS_RANK") or os.environ["RANK"])
     size = int(os.environ.get("GRADUS_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)
     code, key = 0, os.environ.pop(_KEY, "")  # programs that the function starts do not inherit it
+    if "HOROVOD_CONTROLLER" in os.environ:
+        os.environ.update({name: os.environ[ours] for name, ours in _HOROVOD.items()
+                           if ours in os.environ}, HOROVOD_HOSTNAME=socket.gethostname())
     if not os.path.isdir(how):
         _process.report(begun=rank)
     try:

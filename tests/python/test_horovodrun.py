@@ -27,10 +27,12 @@ def horovodrun(ranks):
 
 def test_horovodrun_starts_workers_that_know_their_rank(horovodrun, ranks):
     done = horovodrun("-np", 2, "-H", "localhost:2", "--output-filename", "logs", "sh", "-c",
-                      'echo "$HOROVOD_RANK of $HOROVOD_SIZE, $HOROVOD_LOCAL_RANK $1 $2"', "sh",
+                      'echo "$HOROVOD_RANK of $HOROVOD_SIZE, $HOROVOD_LOCAL_RANK $1 $2"; '
+                      'echo $HOROVOD_CROSS_RANK $HOROVOD_CROSS_SIZE $PYTHONUNBUFFERED >>more', "sh",
                       "-np", "--verbose")
     assert sorted(done.stdout.splitlines()) == [
         f"[{rank}] {rank} of 2, {rank} -np --verbose" for rank in range(2)]
+    assert (ranks.folder / "more").read_text() == "0 1 1\n" * 2
     assert (ranks.folder / "logs" / "rank.1.out").read_text() == "1 of 2, 1 -np --verbose\n"
     assert "exited with code 3" in horovodrun("-np", 1, "--", "sh", "-c", "exit 3", code=1).stderr
 
@@ -52,7 +54,8 @@ def shown(done):
      "HOROVOD_TIMELINE=t.json HOROVOD_TIMELINE_MARK_CYCLES=1 HOROVOD_LOG_LEVEL=DEBUG "
      "GRADUS_LOG=debug", ""),
     ("--network-interface lo --start-timeout 40 --prefix-output-with-timestamp "
-     "--gloo-timeout-seconds 20", "GRADUS_INTERFACE=lo GRADUS_JOIN_TIMEOUT=20s",
+     "--gloo-timeout-seconds 20",
+     "GRADUS_INTERFACE=lo NCCL_SOCKET_IFNAME=lo HOROVOD_GLOO_IFACE=lo GRADUS_JOIN_TIMEOUT=20s",
      "--start-timeout 40s --timestamps"),
     ("--min-np 1 --max-np 3 --elastic-timeout 50 --reset-limit 4", "HOROVOD_ELASTIC=1",
      "--min-np 1 --max-np 3 --restarts 4 --start-timeout 50s"),
@@ -170,6 +173,39 @@ def total(scale, plus=0):
     lines = horovodrun(program=[str(program)]).stdout.splitlines()
     assert lines[:2] == ["[31, 31, 31]", "[1, 1]"] and len(lines) == 3
     assert "nowhere.invalid" in lines[2]
+
+
+def test_horovod_run_replaces_lost_workers_of_an_elastic_job(horovodrun, ranks):
+    (ranks.folder / "functions.py").write_text('''
+import array
+import os
+import signal
+import gradus
+def survive():
+    comm = gradus.Communicator()
+    if "GRADUS_JOINING" not in os.environ:
+        comm.barrier()
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            comm.barrier()
+        except gradus.Error:
+            comm.renew()
+        while comm.size < 2:
+            wanted = array.array("i", [comm.change_wanted()])
+            if comm.allreduce(wanted, op="max")[0]:
+                comm.renew()
+    return comm.size, [os.environ["HOROVOD_" + name] for name in (
+        "RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "ELASTIC")]
+''')
+    program = ranks.write('''
+        import horovod
+        from functions import survive
+        for line in horovod.run(survive, np=2, min_np=1, max_np=2):
+            print(*line)
+        ''')
+    assert horovodrun(program=[str(program)]).stdout.splitlines() == [
+        f"2 ['{rank}', '2', '{rank}', '2', '0', '1', '1']" for rank in range(2)]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")

@@ -4,6 +4,9 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import gradus
 
+RESTARTS = 100  # of an elastic job without a limit of resets, for each worker
+MOST = 4096  # workers of an elastic job without a limit
+
 
 def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Dict[str, Any]] = None,
         num_proc: Optional[int] = None, min_num_proc: Optional[int] = None,
@@ -22,15 +25,28 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Dic
     """Runs func(*args, **kwargs) on num_proc processes, here or on other hosts, by gradus.run, and
     returns their results in the order of the ranks. What concerns MPI or a cache has no meaning.
 
+    With min_num_proc, max_num_proc or host_discovery_script the job is elastic: it starts with
+    num_proc workers, goes on with min_num_proc (else num_proc) of them, and starts another one in
+    the place of one that is lost, reset_limit times for each (else 100). The results are those of
+    all workers that ended well, where Horovod gives the first min_num_proc.
+
     Raises gradus.RankError with the traceback of the rank that failed first. InvalidError: an
     argument is wrong, a host cannot be reached, or the function cannot be pickled."""
+    least, most = min_num_proc or min_np, max_num_proc or max_np
+    count = num_proc or np or least
+    env = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+    elastic: Dict[str, Any] = {"reset_limit": reset_limit}
+    if least or most or host_discovery_script:
+        env["HOROVOD_ELASTIC"] = "1"
+        count = count or 1
+        elastic = {"min_num_proc": least or count, "max_num_proc": most or MOST,
+                   "reset_limit": reset_limit or RESTARTS}
     return gradus.run(
-        func, args, kwargs, num_proc or np, min_num_proc=min_num_proc or min_np,
-        max_num_proc=max_num_proc or max_np, slots=slots, reset_limit=reset_limit, hosts=hosts,
-        hostfile=hostfile, host_discovery_script=host_discovery_script,
+        func, args, kwargs, count, env=env, hosts=hosts, hostfile=hostfile, slots=slots,
+        host_discovery_script=host_discovery_script,
         start_timeout=start_timeout, ssh_port=ssh_port, ssh_identity_file=ssh_identity_file,
         output_filename=output_filename, verbose=verbose, network_interface=network_interface,
-        network_interfaces=network_interfaces, executable=executable)
+        network_interfaces=network_interfaces, executable=executable, **elastic)
 
 
 __all__ = ["run"]

@@ -9,6 +9,8 @@ import gradus
 from gradus._command import program
 from gradus.errors import Error
 
+from . import MOST, RESTARTS
+
 # Flags that are accepted and do nothing: how many words follow, and why.
 _NO_MPI = "Gradus needs no MPI"
 _CHOSEN = "algorithms are chosen by size and by what was measured"
@@ -45,13 +47,12 @@ _NO_MEANING: Dict[Tuple[str, ...], Tuple[int, str]] = {
 }
 _LEVELS = {"TRACE": "trace", "DEBUG": "debug", "INFO": "info", "WARNING": "warn",
            "ERROR": "error", "FATAL": "error"}
-_RESTARTS = "100"  # of an elastic job without --reset-limit, for each worker
-_MOST = "4096"  # workers of an elastic job without --max-np
 # What programs read beside hvd.*; each rank has its own.
 _WORKER = ("export HOROVOD_RANK=$GRADUS_RANK HOROVOD_SIZE=$GRADUS_WORLD_SIZE "
            "HOROVOD_LOCAL_RANK=$GRADUS_LOCAL_RANK HOROVOD_LOCAL_SIZE=$GRADUS_LOCAL_SIZE "
+           "HOROVOD_CROSS_RANK=$CROSS_RANK HOROVOD_CROSS_SIZE=$CROSS_SIZE "
            "HOROVOD_HOSTNAME=${HOSTNAME:-$(hostname)} HOROVOD_CONTROLLER=gloo "
-           "HOROVOD_CPU_OPERATIONS=gloo; exec \"$@\"")
+           "HOROVOD_CPU_OPERATIONS=gloo PYTHONUNBUFFERED=1; exec \"$@\"")
 # Of a file for --config-file: what stands in front of its keys to make flags of them.
 _SECTIONS = {"params": "", "autotune": "autotune-", "timeline": "timeline-",
              "stall_check": "stall-check-", "library_options": "", "logging": "log-"}
@@ -208,8 +209,8 @@ def command_of(found: argparse.Namespace) -> Tuple[List[str], Dict[str, str]]:
             words += [flag, str(value)]
     if elastic:
         words += ["--min-np", str(found.min_np or found.num_proc),
-                  "--max-np", str(found.max_np or _MOST),
-                  "--restarts", str(found.reset_limit or _RESTARTS)]
+                  "--max-np", str(found.max_np or MOST),
+                  "--restarts", str(found.reset_limit or RESTARTS)]
     seconds = [found.start_timeout or _seconds("HOROVOD_START_TIMEOUT"),
                (found.elastic_timeout or _seconds("HOROVOD_ELASTIC_TIMEOUT") or 600)
                if elastic else 0]
@@ -238,7 +239,8 @@ def _environment(found: argparse.Namespace, elastic: bool) -> Dict[str, str]:
     if found.fusion_threshold_mb is not None:
         env["HOROVOD_FUSION_THRESHOLD"] = int(found.fusion_threshold_mb * (1 << 20))
     if found.network_interfaces:
-        env["GRADUS_INTERFACE"] = ",".join(found.network_interfaces)
+        env["GRADUS_INTERFACE"] = env["NCCL_SOCKET_IFNAME"] = ",".join(found.network_interfaces)
+        env["HOROVOD_GLOO_IFACE"] = env["GRADUS_INTERFACE"].partition(",")[0]
     join = found.gloo_timeout_seconds or _seconds("HOROVOD_GLOO_TIMEOUT_SECONDS")
     if join:
         env["GRADUS_JOIN_TIMEOUT"] = f"{join}s"
