@@ -10,11 +10,12 @@ does not import ray."""
 import asyncio
 import collections
 import itertools
+import pickle
 import re
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from . import _placed
-from ._run import FOLLOWS
+from ._run import FOLLOWS, error_of_rank
 from .errors import InvalidError, TimeoutError
 
 __all__ = ["RayExecutor", "Settings"]
@@ -83,7 +84,9 @@ class RayExecutor:
     """Workers of a Ray cluster, which are the ranks of one job.
 
     settings          of create_settings(timeout_s): so long the cluster has to find room for all
-    num_workers       how many
+    num_workers       how many; or
+    num_hosts,        so many nodes, with num_workers_per_host on each
+    num_workers_per_host
     cpus_per_worker,  what Ray reserves for each
     gpus_per_worker
     use_gpu           one GPU for each, unless gpus_per_worker says more
@@ -93,12 +96,16 @@ class RayExecutor:
 
     def __init__(self, settings: Optional[Settings] = None, num_workers: int = 1,
                  cpus_per_worker: float = 1, use_gpu: bool = False, gpus_per_worker: float = 0,
-                 strategy: str = "PACK") -> None:
+                 strategy: str = "PACK", *, num_hosts: Optional[int] = None,
+                 num_workers_per_host: int = 1) -> None:
+        if num_hosts is not None:
+            num_workers, strategy = num_hosts * num_workers_per_host, "STRICT_SPREAD"
         if num_workers < 1:
-            raise InvalidError(f"num_workers is {num_workers}; it is 1 or more",
+            raise InvalidError(f"there are {num_workers} workers; there is 1 or more",
                                operation="RayExecutor")
         self.settings = settings or Settings()
         self.num_workers = num_workers
+        self._per_bundle = 1 if num_hosts is None else num_workers_per_host
         self._bundle = {"CPU": cpus_per_worker, "GPU": gpus_per_worker or float(use_gpu)}
         self._bundle = {kind: count for kind, count in self._bundle.items() if count}
         self._strategy = strategy
@@ -140,7 +147,10 @@ class RayExecutor:
     def _reserve(self) -> None:
         import ray
         from ray.util import placement_group
-        self._group = placement_group([self._bundle] * self.num_workers, strategy=self._strategy)
+        count = self._per_bundle
+        bundle = {kind: each * count for kind, each in self._bundle.items()}
+        self._group = placement_group([bundle] * (self.num_workers // count),
+                                      strategy=self._strategy)
         if not self._group.wait(self.settings.timeout_s):
             free = ray.available_resources()
             left = {kind: free.get(kind, 0) for kind in self._bundle}
@@ -155,7 +165,8 @@ class RayExecutor:
         workers = [kind.options(
             num_cpus=self._bundle.get("CPU", 0), num_gpus=self._bundle.get("GPU", 0),
             scheduling_strategy=PlacementGroupSchedulingStrategy(
-                placement_group=self._group, placement_group_bundle_index=index)).remote()
+                placement_group=self._group,
+                placement_group_bundle_index=index // self._per_bundle)).remote()
             for index in range(self.num_workers)]
         self._actors = list(workers)
         nodes = ray.get([worker.where.remote() for worker in workers])
@@ -243,6 +254,13 @@ class RayExecutor:
         except ray.exceptions.RayActorError as error:
             return {"ok": False, "kind": "", "text": _sentence_of(str(error)), "traceback": "",
                     "error": None}
+
+
+def value_of(rank: int, outcome: _placed.Outcome) -> Any:
+    """The result of a rank. Raises RankError."""
+    if not outcome["ok"]:
+        raise error_of_rank(rank, outcome)
+    return pickle.loads(outcome["value"])
 
 
 def _sentence_of(text: str) -> str:

@@ -341,6 +341,56 @@ def test_horovod_names_of_tensorflow_and_keras_are_called_as_horovods(ranks, nam
     check(ranks, names, STAND_IN, *modules)
 
 
+FUNCTIONS = '''
+horovod.run(func, args=(), kwargs=None, num_proc=None, min_num_proc=None, max_num_proc=None,
+    slots=None, reset_limit=None, cooldown_range=None, hosts=None, hostfile=None,
+    host_discovery_script=None, start_timeout=None, ssh_port=None, ssh_identity_file=None,
+    disable_cache=None, output_filename=None, verbose=None, use_gloo=None, use_mpi=None,
+    mpi_args=None, network_interface=None, network_interfaces=None, executable=None, np=None,
+    min_np=None, max_np=None)
+horovod.spark.run(fn, args=(), kwargs=None, num_proc=None, start_timeout=None, use_mpi=None,
+    use_gloo=None, extra_mpi_args=None, env=None, stdout=None, stderr=None, verbose=1, nics=None,
+    prefix_output_with_timestamp=False, executable=None)
+horovod.ray.RayExecutor(settings=None, num_workers=None, num_hosts=None, num_workers_per_host=1,
+    cpus_per_worker=1, use_gpu=False, gpus_per_worker=None, use_current_placement_group=True,
+    min_workers=None, max_workers=None, **elastic)
+horovod.ray.RayExecutor.create_settings(timeout_s=30, ssh_identity_file=None, ssh_str=None,
+    placement_group_timeout_s=100, nics=None)
+horovod.ray.RayExecutor.start(self, executable_cls=None, executable_args=None,
+    executable_kwargs=None, extra_env_vars=None)
+horovod.ray.RayExecutor.run(self, fn, args=None, kwargs=None)
+horovod.ray.RayExecutor.run_remote(self, fn, args=None, kwargs=None)
+horovod.ray.RayExecutor.execute(self, fn)
+horovod.ray.RayExecutor.execute_single(self, fn)
+horovod.ray.RayExecutor.shutdown(self)
+horovod.runner.launch.run_commandline(words=None)
+'''
+
+
+def test_horovod_names_that_start_jobs_are_called_as_horovods(ranks):
+    ranks.environment["PYTHONPATH"] += os.pathsep + str(SOURCE / "python" / "horovod")
+    found, = ranks(1, '''
+        import inspect
+        import sys
+        import horovod.ray
+        import horovod.runner.launch
+        import horovod.spark
+        for line in filter(None, sys.argv[1].replace("\\n    ", " ").split("\\n")):
+            name, _, rest = line.partition("(")
+            exec(f"def wanted({rest}: pass")
+            words = [[(one.name, one.default) for one in inspect.signature(what).parameters.values()]
+                     for what in (eval(name), wanted)]
+            print("as wanted" if words[0] == words[1] else (name, *words))
+        for words in ({}, {"num_workers": 1, "num_hosts": 1}, {"num_workers": 2, "min_workers": 1}):
+            try:
+                horovod.ray.RayExecutor(**words)
+            except Exception as error:
+                print(type(error).__name__)
+        ''', FUNCTIONS)
+    count = sum(line[0] != " " for line in FUNCTIONS.splitlines() if line)
+    assert found == ["as wanted"] * count + ["InvalidError", "InvalidError", "UnsupportedError"]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("python", [one for one in pythons_with(
     "tensorflow", "tensorflow-cpu of pip") if one.id != "here"])

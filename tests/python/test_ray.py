@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """gradus.ray on a cluster of Ray, where an interpreter of GRADUS_PYTHONS has it."""
+import os
 import subprocess
 import tempfile
 
 import pytest
 
-from conftest import pythons_with
+from conftest import SOURCE, pythons_with
 
 pytestmark = pytest.mark.long
 
@@ -73,6 +74,13 @@ with RayExecutor(num_workers=4) as executor:
     executor.start()
     told(executor.run, die, (1,))
     told(RayExecutor(RayExecutor.create_settings(timeout_s=0.1), num_workers=9).start)
+from horovod.ray import RayExecutor
+executor = RayExecutor(RayExecutor.create_settings(nics=["lo"]), num_hosts=1, num_workers_per_host=4)
+executor.start(extra_env_vars={"WORD": "here"})
+told(executor.run, total, (10,))
+told(lambda: ray.get(executor.run_remote(total, (10,))))
+told(executor.execute_single, lambda _: __import__("os").environ["GRADUS_INTERFACE"])
+executor.shutdown()
 ray.shutdown()
 '''
 
@@ -81,6 +89,7 @@ def answers(ranks, text, env):
     """Of a program behind the functions."""
     path = ranks.write("")
     path.write_text(FUNCTIONS + text)
+    ranks.environment["PYTHONPATH"] += os.pathsep + str(SOURCE / "python" / "horovod")
     done = subprocess.run([ranks.python, path], cwd=ranks.folder, text=True, capture_output=True,
                           env=ranks.gradus.environment({**ranks.environment, **env}))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -102,3 +111,4 @@ def test_ray_runs_functions_and_names_a_worker_that_is_lost(ray_ranks):
     assert lines[5] == "InvalidError RayExecutor: there are no workers; call start()"
     assert lines[6] == "1 None False run: rank 1 failed: Ray lost its worker"
     assert lines[7].startswith("TimeoutError start: Ray had no room for 9 workers with {'CPU': 1}")
+    assert lines[8:] == [TOTALS, TOTALS, "lo"]

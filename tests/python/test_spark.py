@@ -21,6 +21,8 @@ told(gradus.spark.run, fail, (2,), num_proc=4)
 told(gradus.spark.run, die, (1,))
 told(gradus.spark.run, total, (10,), num_proc=5, env=env)
 told(gradus.spark.run, total, (10,), env=env)
+import horovod.spark
+told(horovod.spark.run, total, (10,), num_proc=4, env=env, verbose=2, nics=["lo"])
 session.stop()
 '''
 
@@ -40,5 +42,5 @@ def test_spark_runs_functions_and_names_a_task_that_is_lost(spark_ranks):
     assert lines[:2] == [TOTALS, FAILED]
     assert lines[2].startswith("1 Py4JJavaError("), lines
     assert " False run: rank 1 failed: Spark lost its task: " in lines[2], lines
-    assert lines[3].startswith("InvalidError num_proc is 5, and Spark runs 4 tasks at a time")
-    assert lines[4:] == [TOTALS]
+    assert lines[3].startswith("InvalidError run: num_proc is 5, and Spark runs 4 tasks at a time")
+    assert lines[4:] == [TOTALS, TOTALS]
