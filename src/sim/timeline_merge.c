@@ -70,7 +70,7 @@ typedef struct merger {
 static bool check_head(const gr_part_head *head, size_t size, int rank)
 {
     return size >= sizeof *head && head->magic == GR_PART_MAGIC && head->rank == rank &&
-           head->world_size > rank && head->world_size <= RANKS_MAX && head->used >= sizeof *head &&
+           head->world_size > 0 && head->world_size <= RANKS_MAX && head->used >= sizeof *head &&
            memchr(head->host, '\0', sizeof head->host) != NULL;
 }
 
@@ -541,6 +541,23 @@ static gr_status map_parts(merger *m, const char *path, int rank_count, gr_diag 
     return GR_OK;
 }
 
+/* Of a rank that was killed when it had made its part, and written nothing yet: that is empty, or
+ * begins with zeros. */
+static void remove_unbegun(const char *path, int rank)
+{
+    static const gr_part_head zeros;
+    gr_part_head head;
+    char name[GR_PART_PATH_BYTES];
+    int fd = gr_part_path(name, path, rank) ? open(name, O_RDONLY | O_CLOEXEC) : -1;
+    ssize_t got = fd >= 0 ? read(fd, &head, sizeof head) : -1;
+    if (got >= 0 && memcmp(&head, &zeros, (size_t)got) == 0) {
+        (void)unlink(name);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+}
+
 static gr_status write_all(merger *m, const char *path, const char *beside, gr_diag *diag)
 {
     char buffer[GR_ERRNO_TEXT_BYTES];
@@ -590,6 +607,9 @@ gr_status gr_timeline_merge(const char *path, int rank_count, gr_timeline_summar
         set_clocks(&m);
         status = write_all(&m, path, beside, diag);
     }
+    for (int rank = 0; rank < rank_count && status == GR_OK; rank++) {
+        remove_unbegun(path, rank);
+    }
     for (int i = 0; i < m.count; i++) {
         char name[GR_PART_PATH_BYTES];
         if (status == GR_OK && gr_part_path(name, path, m.parts[i].head->rank)) {
@@ -614,6 +634,7 @@ void gr_timeline_clear(const char *path, int rank_count)
         timeline_part p;
         char name[GR_PART_PATH_BYTES];
         gr_diag ignored; /* what is no part is not ours to remove */
+        remove_unbegun(path, rank);
         if (map_part(path, rank, &p, &ignored) == GR_OK) {
             munmap((void *)(uintptr_t)p.at, p.mapped);
             if (gr_part_path(name, path, rank)) {

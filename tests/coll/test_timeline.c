@@ -367,6 +367,27 @@ static void write_sample(const place *p, int rank)
     gr_timeline_close(timeline);
 }
 
+/* Its rank was killed before it had written anything. */
+static void test_a_part_that_was_not_begun_is_removed(void **state)
+{
+    const place *p = *state;
+    static const char zeros[sizeof(gr_part_head) + 8];
+    gr_timeline *timeline = open_part(p, 0, 4, NULL);
+    run(timeline, 0, "first");
+    gr_timeline_close(timeline);
+    write_part(p, 1, zeros, 0);
+    write_part(p, 2, zeros, sizeof zeros);
+    write_part(p, 3, "not a part", strlen("not a part"));
+    gr_timeline_summary summary = merge(p, 4);
+    assert_int_equal(summary.ranks, 1);
+    assert_int_equal(summary.missing, 1);
+    for (int rank = 1; rank < 4; rank++) {
+        char name[PATH_BYTES + 8];
+        snprintf(name, sizeof name, "%s.%d", p->path, rank);
+        assert_int_equal(access(name, F_OK) == 0, rank == 3);
+    }
+}
+
 /* Cut anywhere: what stands ahead of the cut is there, and the other rank's part is whole. */
 static void test_a_part_that_was_cut_off(void **state)
 {
@@ -556,6 +577,7 @@ int main(void)
         TEST(test_a_caller),
         TEST(test_overlapping_operations_have_tracks_of_their_own),
         TEST(test_a_rank_that_was_killed),
+        TEST(test_a_part_that_was_not_begun_is_removed),
         TEST(test_a_part_that_was_cut_off),
         TEST(test_a_part_with_nonsense_in_it),
         TEST(test_nothing_to_merge),
