@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes: how they are started, which a job has; for the scripts here and for the tests."""
 import io
+import os
 import pathlib
+import signal
 import subprocess
 
 
@@ -34,11 +36,40 @@ def name(pid):
 
 
 def agents_of(launcher):
-    """Children of the job's supervisor, which is a child of its launcher, or itself with
-    --outlive 0."""
-    return [agent for pid in children(launcher)
-            for agent in (children(pid) if name(pid) == "gradus-job" else [pid])
-            if name(agent) != "gradus-deputy"]
+    """Agents and relays: below the job's supervisor, which is a child of its launcher, or itself
+    with --outlive 0. What guards an agent stands between."""
+    below = [agent for pid in children(launcher)
+             for agent in (children(pid) if name(pid) == "gradus-job" else [pid])
+             if name(agent) != "gradus-deputy"]
+    return [agent for pid in below
+            for agent in (children(pid) if name(pid) == "gradus-guard" else [pid])]
+
+
+def stat(pid):
+    """Its state, its parent, ...; none if it has ended."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ["", 0]
+
+
+def state_of(pid):
+    return stat(pid)[0]
+
+
+def parent(pid):
+    return int(stat(pid)[1])
+
+
+def agent_and_guard(agent):
+    """Who must be killed so that the agent's host is lost: what guards it, if that is there, first."""
+    above = parent(agent)
+    return [above, agent] if name(above) == "gradus-guard" else [agent]
+
+
+def kill_agent(agent):
+    for pid in agent_and_guard(agent):
+        os.kill(pid, signal.SIGKILL)
 
 
 def words(pid):
@@ -47,6 +78,16 @@ def words(pid):
         return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return []
+
+
+def variable(pid, name):
+    """As it was when the process was started; None without it, or if that has ended."""
+    try:
+        entries = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    found = [entry for entry in entries if entry.startswith(f"{name}=".encode())]
+    return found[0].split(b"=", 1)[1].decode() if found else None
 
 
 def marked(name, value):

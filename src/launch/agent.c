@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/codec.h"
 #include "base/hash.h"
+#include "launch/agent/deputy.h"
 #include "launch/environ.h"
 #include "launch/process_tree.h"
 #include "link/fault.h"
@@ -30,8 +31,9 @@ enum {
 struct agent {
     const gr_agent_config *config;
     int control_fd, signal_fd;
-    pid_t *pids;     /* one a rank; 0: not running */
-    uint8_t *secret; /* of those that come later (gr_secret_keep); NULL: nobody does */
+    gr_deputy *deputy; /* NULL: when it is killed its workers are */
+    pid_t *pids;       /* one a rank; 0: not running */
+    uint8_t *secret;   /* of those that come later (gr_secret_keep); NULL: nobody does */
     int running;
     bool go;      /* the workers may run */
     bool ending;  /* a signal went out: what outlives its worker has time too */
@@ -370,12 +372,33 @@ static bool take_orders(struct agent *agent)
     return true;
 }
 
+/* Until the launcher or a worker has something for us. Here the guard goes on in our place. */
+static void rest(const struct agent *agent, struct pollfd watched[2], int timeout_ms)
+{
+    const int fds[2] = {agent->control_fd, agent->signal_fd};
+    watched[0] = (struct pollfd){.fd = fds[0], .events = POLLIN};
+    watched[1] = (struct pollfd){.fd = fds[1], .events = POLLIN};
+    if (agent->deputy != NULL) {
+        pid_t self = getpid();
+        if (gr_deputy_wait(agent->deputy, fds, 2, timeout_ms)) {
+            tell(agent,
+                 (gr_agent_message){.kind = GR_AGENT_MOVED, .pid = getpid(), .value = (int)self});
+        }
+        timeout_ms = 0;
+    }
+    if (poll(watched, 2, timeout_ms) < 0) {
+        watched[0].revents = watched[1].revents = 0; /* EINTR */
+    }
+}
+
 /* False when the launcher is gone, or wants an end before there was a beginning. */
 static bool wait_for_start(struct agent *agent)
 {
-    tell(agent, (gr_agent_message){.kind = GR_AGENT_READY});
+    struct pollfd watched[2];
+    tell(agent, (gr_agent_message){.kind = GR_AGENT_READY, .pid = getpid()});
     while (!agent->go && !agent->ending && !agent->killing) {
-        if (!take_orders(agent)) {
+        rest(agent, watched, -1);
+        if (watched[0].revents != 0 && !take_orders(agent)) {
             return false;
         }
     }
@@ -395,11 +418,8 @@ static bool look_after(struct agent *agent)
         if (clearing) {
             (void)gr_process_tree_signal(SIGKILL);
         }
-        struct pollfd watched[2] = {{.fd = agent->control_fd, .events = POLLIN},
-                                    {.fd = agent->signal_fd, .events = POLLIN}};
-        if (poll(watched, 2, clearing ? LOOK_AGAIN_MS : -1) < 0) {
-            continue; /* EINTR */
-        }
+        struct pollfd watched[2];
+        rest(agent, watched, clearing ? LOOK_AGAIN_MS : -1);
         if (watched[1].revents != 0) {
             struct signalfd_siginfo info;
             while (read(agent->signal_fd, &info, sizeof info) > 0) {
@@ -436,6 +456,40 @@ static void let_finish(struct agent *agent)
     }
 }
 
+static void fail_start(const struct agent *agent, int error)
+{
+    tell(agent,
+         (gr_agent_message){.kind = GR_AGENT_NOT_STARTED, .value = GR_SPAWN_SETUP, .error = error});
+    tell(agent, (gr_agent_message){.kind = GR_AGENT_DONE});
+    _exit(1);
+}
+
+/* In the agent's process, below the guard if there is one. */
+static void work(gr_deputy *deputy, void *agent_arg)
+{
+    struct agent *agent = agent_arg;
+    int error = deputy != NULL ? gr_process_tree_adopt() : 0;
+    if (error != 0) {
+        fail_start(agent, error);
+    }
+    agent->deputy = deputy;
+    for (int rank = 0; rank < gr_agent_slot_count(agent->config); rank++) {
+        agent->config->spawns[rank].outlives = deputy != NULL;
+    }
+    if (wait_for_start(agent)) {
+        start_workers(agent);
+    }
+    if (look_after(agent)) {
+        tell(agent, (gr_agent_message){.kind = GR_AGENT_DONE});
+        _exit(0);
+    }
+    if (agent->config->orphan_grace_us > 0) {
+        let_finish(agent);
+    }
+    gr_process_tree_end(0);
+    _exit(1);
+}
+
 _Noreturn void gr_agent_run(const gr_agent_config *config)
 {
     struct agent agent = {.config = config,
@@ -444,21 +498,7 @@ _Noreturn void gr_agent_run(const gr_agent_config *config)
                           .stays = config->slots > 0};
     int error = set_up(&agent);
     if (error != 0) {
-        tell(&agent, (gr_agent_message){
-                         .kind = GR_AGENT_NOT_STARTED, .value = GR_SPAWN_SETUP, .error = error});
-        tell(&agent, (gr_agent_message){.kind = GR_AGENT_DONE});
-        _exit(1);
+        fail_start(&agent, error);
     }
-    if (wait_for_start(&agent)) {
-        start_workers(&agent);
-    }
-    if (look_after(&agent)) {
-        tell(&agent, (gr_agent_message){.kind = GR_AGENT_DONE});
-        _exit(0);
-    }
-    if (config->orphan_grace_us > 0) {
-        let_finish(&agent);
-    }
-    gr_process_tree_end(0);
-    _exit(1);
+    gr_deputy_guard("gradus-guard", work, &agent);
 }

@@ -6,7 +6,9 @@
  * and adopts every orphan among what they start, so it can end all of them, and does so at once
  * when the launcher is gone. It speaks with the launcher over one socket, in messages; those of an
  * agent on another host are carried there and back (remote.h, serve.h). Ranks are counted from 0 on
- * each host. */
+ * each host.
+ *
+ * Its parent is the guard (agent/deputy.h), which goes on in its place when it is killed. */
 
 #include "launch/spawn.h"
 
@@ -22,10 +24,12 @@ typedef enum gr_agent_message_kind {
     GR_AGENT_KILL,   /* everything ends now */
     GR_AGENT_FAULT,  /* rank, value: a signal for that worker's group alone, or a gr_agent_fault;
                         back: rank, value, error: that one could not be done, 0: to no socket */
-    GR_AGENT_READY,  /* agent to launcher, first of all: it waits for START */
+    GR_AGENT_READY,  /* agent to launcher, first of all, with its pid: it waits for START */
     /* launcher to agent, with its own pid */
     GR_AGENT_START, /* the workers may run */
     GR_AGENT_SPAWN, /* rank; start another one where none runs any more */
+    /* agent to launcher, with its pid */
+    GR_AGENT_MOVED, /* value: the pid of the agent that was killed, in whose place it is */
     GR_AGENT_KIND_END
 } gr_agent_message_kind;
 

@@ -153,6 +153,7 @@ static int fork_agent(gr_host_agent *agent, gr_agent_config *config, const int e
     agent->control_fd = ends[0];
     agent->words_fd = words[0];
     agent->pid = agent->pid < 0 ? 0 : agent->pid;
+    agent->guarded = 0;
     agent->process = gr_process_open(agent->pid);
     return error;
 }
@@ -262,11 +263,13 @@ static void clear_orphans(uv_timer_t *timer)
     enum { LOOK_AGAIN_MS = 20 };
     gr_launch_job *job = timer->data;
     const gr_scheduler_config *config = &job->schedule.config;
-    pid_t *known = calloc((size_t)(config->host_room + config->servers) + 2, sizeof *known);
+    const int agents = config->host_room + config->servers;
+    pid_t *known = calloc(2 * (size_t)agents + 2, sizeof *known);
     int count = 0;
-    for (int i = 0; known != NULL && i < config->host_room + config->servers; i++) {
+    for (int i = 0; known != NULL && i < agents; i++) {
         if (job->agents[i].pid > 0) {
             known[count++] = job->agents[i].pid;
+            known[count++] = job->agents[i].guarded; /* ours when its guard is killed */
         }
     }
     if (known != NULL && job->seek.discovery.pid > 0) {
@@ -340,6 +343,7 @@ static void on_message(gr_host_agent *agent, const gr_agent_message *message)
     /* What comes from another host is not taken for sound: no number leads out of its workers. */
     bool known = message->rank >= 0 && message->rank < gr_launch_job_host(agent)->slot_count;
     if (message->kind == GR_AGENT_READY) {
+        agent->guarded = agent->placement->here ? message->pid : 0;
         gr_launch_job_happen(agent->job, &event, NULL);
     } else if (message->kind == GR_AGENT_DONE) {
         event.kind = GR_EVENT_AGENT_DONE;
@@ -347,6 +351,14 @@ static void on_message(gr_host_agent *agent, const gr_agent_message *message)
     } else if (known && (message->kind == GR_AGENT_STARTED || message->kind == GR_AGENT_EXITED ||
                          message->kind == GR_AGENT_NOT_STARTED)) {
         on_worker_message(agent, message);
+    } else if (message->kind == GR_AGENT_MOVED) {
+        const char *host = agent->job->setup.name_hosts ? gr_host_label(&agent->host) : NULL;
+        gr_log_write(agent->job->config->log, GR_LOG_WARN, "launch",
+                     "the process that looks after %s%s%s (gradus-agent, pid %d) was killed; its "
+                     "guard (pid %d) goes on in its place",
+                     gr_launch_job_serves(agent) ? "a parameter server" : "the workers",
+                     host != NULL ? " on " : "", host != NULL ? host : "", message->value,
+                     (int)message->pid);
     } else if (known && message->kind == GR_AGENT_FAULT) {
         gr_log_write(agent->job->config->log, GR_LOG_WARN, "chaos", "rank %d has no %s%s%s",
                      gr_launch_job_host(agent)->first + message->rank,

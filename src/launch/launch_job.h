@@ -29,7 +29,8 @@ typedef struct gr_host_agent {
     gr_host host;
     const gr_placement *placement;
     char name[GR_HOSTS_NAME_BYTES]; /* of a host that came later */
-    pid_t pid;                      /* 0: none, or it is not waited for */
+    pid_t pid;                      /* 0: none, or it is not waited for; the guard of an agent */
+    pid_t guarded;                  /* the agent below it on this host; 0: not known */
     gr_process process;
     int control_fd;
     int words_fd; /* of a relay: why its host is lost */

@@ -126,7 +126,8 @@ static void restore_limit(rlim_t descriptors)
 
 static int set_up(const gr_spawn *spawn, pid_t parent, int *error_fd)
 {
-    if (setpgid(0, 0) != 0 || prctl(PR_SET_PDEATHSIG, SIGKILL, 0L, 0L, 0L) != 0) {
+    if (setpgid(0, 0) != 0 ||
+        (!spawn->outlives && prctl(PR_SET_PDEATHSIG, SIGKILL, 0L, 0L, 0L) != 0)) {
         return errno;
     }
     if (getppid() != parent) { /* it died before it could be watched */

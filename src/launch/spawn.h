@@ -15,6 +15,7 @@ typedef struct gr_spawn {
     char *const *environment; /* NULL-terminated */
     int stdin_fd, stdout_fd, stderr_fd;
     const gr_cores *cores; /* NULL: as the parent */
+    bool outlives;         /* its parent's end is not its own: another process is its parent then */
     rlim_t descriptors;    /* its soft limit (RLIMIT_NOFILE), if lower than the parent's; 0: that */
 } gr_spawn;
 
@@ -39,8 +40,8 @@ void gr_spawn_close(unsigned int first, unsigned int last);
 gr_status gr_spawn_make_stdin(const char *document, int *fd_out, gr_diag *diag) GR_MUST_CHECK;
 
 /* Starts the process: in a process group of its own (its id), signals at their defaults and
- * unblocked, no descriptor but 0, 1, 2, and killed when the calling thread dies. The caller must
- * have no other threads, and no signal handler that runs meanwhile. Returns its id when it runs its
+ * unblocked, no descriptor but 0, 1, 2, and killed when the calling thread dies, unless it outlives
+ * that. The caller must have no other threads, and no signal handler that runs meanwhile. Returns its id when it runs its
  * program; -1: it does not, *error_out says why, and nothing of it is left. */
 pid_t gr_spawn_start(const gr_spawn *spawn, gr_spawn_error *error_out);
 

@@ -143,7 +143,8 @@ void gr_launch_job_loop(gr_launch_job *job)
         pid_t self = getpid();
         uv_update_time(loop);
         int wait_ms = deputy != NULL ? uv_backend_timeout(loop) : 0;
-        if (wait_ms != 0 && gr_deputy_wait(deputy, uv_backend_fd(loop), wait_ms)) {
+        const int fd = uv_backend_fd(loop);
+        if (wait_ms != 0 && gr_deputy_wait(deputy, &fd, 1, wait_ms)) {
             take_over(job, self);
         }
         (void)uv_run(loop, deputy != NULL ? UV_RUN_NOWAIT : UV_RUN_DEFAULT);

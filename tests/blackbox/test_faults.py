@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 from conftest import TIMEOUT_S, read_lines, wait_until
+from processes import kill_agent
 
 OUTLIVE = "0"  # test_outlive has what happens else
 
@@ -235,7 +236,10 @@ def test_no_orphan_survives_sigkill(gradus, script, who):
     pids = family_pids(job, 3)
     assert len(pids) == 9 and all(map(alive, pids))
     launcher, agent = launcher_and_agent(gradus, job)
-    os.kill(launcher if who == "launcher" else agent, signal.SIGKILL)
+    if who == "agent":
+        kill_agent(agent)
+    else:
+        os.kill(launcher, signal.SIGKILL)
     out, message = job.communicate(timeout=TIMEOUT_S)
     gradus.wait_for_nothing()
     assert not any(map(alive, pids))

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from conftest import finish, is_sanitized, lines_of, sha256_of, wait_until
-from processes import agents_of
+from processes import agent_and_guard, agents_of, kill_agent
 from test_recovery import workers_of
 
 EPOCHS = 8
@@ -53,7 +53,8 @@ def test_from_the_newest_checkpoint(gradus, job, undisturbed, tmp_path, victims)
                             "--log-dir", logs, "--chaos", HOLD, job)
     wait_for(launcher, lambda: list(output.glob("checkpoints/step-*")), "the first checkpoint")
     wait_for_hold(launcher)
-    victims = agents_of(launcher.pid) if victims == "agent" else workers_of(launcher)
+    is_agent = victims == "agent"
+    victims = agent_and_guard(agents_of(launcher.pid)[0]) if is_agent else workers_of(launcher)
     for pid, number in [(launcher.pid, signal.SIGSTOP), *((pid, signal.SIGKILL) for pid in victims),
                         (launcher.pid, signal.SIGCONT)]:  # nobody can be replaced in between
         os.kill(pid, number)
@@ -62,7 +63,7 @@ def test_from_the_newest_checkpoint(gradus, job, undisturbed, tmp_path, victims)
     starts = check_metrics(output)
     assert len(starts) == 2 and starts[0] == 0 and starts[1] in (20, 40)
     assert f"restarted (1 of at most 3 times, --restarts); the job goes on from {output}" in err
-    if len(victims) == 1:
+    if is_agent:
         assert "the process that looks after the workers (gradus-agent, pid" in err
     told = (logs / "rank.0.out").read_text()
     assert told.count("digits-mlp: ") == 2 and "epoch 1/8" in told
@@ -74,7 +75,7 @@ def test_from_the_first_step(gradus, job, undisturbed, tmp_path):
     output = tmp_path / "out"
     launcher = gradus.start("run", "-np", 2, "--output", output, "--chaos", HOLD, job)
     wait_for_hold(launcher)
-    os.kill(agents_of(launcher.pid)[0], signal.SIGKILL)
+    kill_agent(agents_of(launcher.pid)[0])
     _, err = finish(launcher)
     assert "the job begins from its first step" in err
     assert sha256_of(output) == undisturbed and check_metrics(output) == [0]
@@ -98,7 +99,7 @@ def test_an_end_between_two_beginnings(gradus, job, tmp_path):
     wait_for_hold(launcher)
     os.mkfifo(tmp_path / "pipe")
     os.replace(tmp_path / "pipe", own)
-    os.kill(agents_of(launcher.pid)[0], signal.SIGKILL)
+    kill_agent(agents_of(launcher.pid)[0])
     wait_until(lambda: pipe.append(try_open(own)) or pipe[-1] is not None, "it to be read")
     launcher.terminate()
     with open(pipe[-1], "w", encoding="ascii") as end:

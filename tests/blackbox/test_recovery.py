@@ -6,9 +6,9 @@ import random
 import signal
 
 import pytest
-from conftest import (TIMEOUT_S, lines_of, run_undisturbed, seeds, sha256_of, unhurried,
+from conftest import (TIMEOUT_S, is_sanitized, lines_of, run_undisturbed, seeds, sha256_of, unhurried,
                       wait_for_event, wait_until)
-from processes import agents_of, children
+from processes import agents_of, children, name, parent, state_of
 
 EPOCHS = 12
 EVAL_EVERY = 1
@@ -115,6 +115,31 @@ def test_killed_in_a_round_of_local_steps(gradus, local_job, local_undisturbed, 
     assert done.returncode == 0, f"{faults}: {done.stdout}{done.stderr}"
     assert sha256_of(output) == local_undisturbed, f"{faults}: {done.stderr}"
     assert all(line["step"] % 22 % 6 == 0 for line in check_metrics(output))  # where rounds end
+
+
+@pytest.mark.skipif(is_sanitized(), reason="an agent has no guard under TSan")
+@pytest.mark.parametrize("who", ["agent", "guard"])
+def test_a_killed_agent_costs_nothing(gradus, job, undisturbed, tmp_path, who):
+    """Its guard goes on in its place, with its workers, and starts others; as does an agent whose
+    guard was killed."""
+    output = tmp_path / "out"
+    with unhurried(tmp_path) as slow:
+        launcher = gradus.start("run", "-np", 4, "--chaos", slow, "--output", output, job)
+        wait_for_event(output, "epoch")
+        agent, = agents_of(launcher.pid)
+        guard, before = parent(agent), workers_of(launcher)
+        victim, left = (agent, guard) if who == "agent" else (guard, agent)
+        wait_until(lambda: state_of(victim) == "S", "the moment at which it waits")
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: name(left) == "gradus-agent" and children(left)[-4:] == before,
+                   "the one that is left, with the workers")
+        os.kill(before[1], signal.SIGKILL)
+        wait_until(lambda: len(set(children(left)) - {agent, *before}) == 1, "another worker")
+    _, err = launcher.communicate(timeout=TIMEOUT_S)
+    assert launcher.returncode == 0, err
+    assert "restarted" not in err and "another one is started" in err
+    assert sha256_of(output) == undisturbed and len(check_metrics(output)) == 1
+    gradus.wait_for_nothing()
 
 
 def test_the_last_one_goes_on_alone(gradus, job, undisturbed, tmp_path):

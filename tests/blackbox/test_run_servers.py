@@ -9,6 +9,7 @@ import socket
 
 import pytest
 from conftest import TIMEOUT_S, finish, read_lines, wait_until, write_digits
+from processes import kill_agent
 from test_join import Join
 from test_ps import ps_script  # noqa: F401
 from test_ssh import both, end_of, namespaces, two  # noqa: F401
@@ -242,7 +243,7 @@ def test_a_server_is_killed_on_order(gradus, ps_script):
 
 def test_the_agent_of_a_server_is_killed(gradus, ps_script):
     job, servers = start_pushing(gradus, ps_script, *ALONE)
-    os.kill(parent_of(servers[0]), signal.SIGKILL)
+    kill_agent(parent_of(servers[0]))
     _, err = finish(job, 1)
     assert "looks after parameter server 0 (gradus-agent, pid" in err, err
     assert not gradus.remains()
@@ -252,7 +253,7 @@ def test_the_agent_of_the_workers_is_killed(gradus, ps_script):
     job, servers = start_pushing(gradus, ps_script)
     looks_after = {parent_of(pid) for pid in servers.values()}
     agent, = {pid for pid, name in gradus.remains().items() if name == "gradus-agent"} - looks_after
-    os.kill(agent, signal.SIGKILL)
+    kill_agent(agent)
     _, err = finish(job, 1)
     assert "looks after the workers (gradus-agent, pid" in err, err
     assert not gradus.remains()

@@ -124,8 +124,9 @@ def test_who_starts_joining_workers_keeps_it_apart(gradus, tmp_path, remote):
         copies[name] = len(held)
     # The coordinator has one, and its process for hosts that come later; the launcher needs none.
     between = {"gradus-relay": 0, "gradus-serve": 0} if remote else {}
+    # What stands in for another shares its memory.
     assert copies == {"gradus": 0, "gradus-job": 1 + remote, "gradus-deputy": 1 + remote,
-                      "gradus-agent": 1} | between  # the deputy shares the memory
+                      "gradus-agent": 1, "gradus-guard": 1} | between
 
 
 def test_a_child_of_a_rank_does_not_inherit_it(gradus, comm_script):

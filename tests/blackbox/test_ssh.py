@@ -15,7 +15,7 @@ from conftest import LEISURELY, MARK, Process, TIMEOUT_S, wait_until, write_digi
 sys.path.insert(0, os.path.join(os.environ["GRADUS_SOURCE_DIR"], "bench", "hosts"))
 import hosts as namespaces  # noqa: E402
 import sshd  # noqa: E402
-from processes import agents_of, children  # noqa: E402
+from processes import agents_of, children, kill_agent  # noqa: E402
 from sshd import PORT  # noqa: E402
 
 SLEEP = ["sh", "-c", "echo up; exec sleep 1000"]
@@ -290,7 +290,7 @@ def test_what_looks_after_a_host_is_killed(two, gradus, name):
     launcher = two.all_up("-H", both(two))
     daemon = {process.pid for process in two.daemons}
     # A session of sshd is a child of the daemon.
-    os.kill(next(pid for pid in two.find(1, name) if pid not in daemon), signal.SIGKILL)
+    kill_agent(next(pid for pid in two.find(1, name) if pid not in daemon))
     code, _, err = end_of(launcher)
     assert code == 1
     assert f"gradus: host {two.names[1]} was lost with its 2 workers: " in err
@@ -325,7 +325,7 @@ def test_a_killed_agent_costs_the_workers_of_its_host(two, where):
         return [pid for pid in (agents_of(launcher.pid) if where == "here" else
                                 two.find(1, "gradus-agent")) if comm_of(pid) == "gradus-agent"]
     lost, = agents()
-    os.kill(lost, signal.SIGKILL)
+    kill_agent(lost)
     for sentence in "2 workers go on from step", "4 workers go on from step":
         while sentence not in (line := launcher.stdout.readline()):
             assert line, launcher.communicate()[1]

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 from conftest import TIMEOUT_S, finish, read_lines, sha256_of, unhurried, wait_until
-from processes import children, name
+from processes import children, kill_agent, name
 from test_outlive import (echo, host, jobs_of, start_waiting, state_of,  # noqa: F401
                           wait_for_state, workers_of)
 from test_rebirth import EPOCHS, check_metrics  # noqa: F401
@@ -179,7 +179,7 @@ def test_killed_agent_of_a_deputy_leaves_nothing(host, script, tmp_path):
     before = read_lines(launcher.stdout, 1)[0].split()[1:]
     kill_at_rest(host)
     agent, = host.named("gradus-agent")
-    os.kill(agent, signal.SIGKILL)
+    kill_agent(agent)
     after = read_lines(launcher.stdout, 1)[0].split()[1:]
     wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in before), "their end")
     assert all(os.path.exists(f"/proc/{pid}") for pid in after)
@@ -376,8 +376,8 @@ def test_children_of_before_are_left_alone_by_who_supervises(host, tmp_path):  #
                           1, "--no-prefix", "--outlive", 0, "--", "sh", "-c",
                           "echo up; exec sleep 1000", program="sh")
     other, up = read_lines(launcher.stdout, 2)
-    agent, = (pid for pid in children(launcher.pid) if name(pid) == "gradus-agent")
-    os.kill(agent, signal.SIGKILL)
+    agent, = host.named("gradus-agent")
+    kill_agent(agent)
     assert up == "up" and launcher.wait(timeout=TIMEOUT_S) == 1
     assert host.remains() == {int(other): "sleep"}
     os.kill(int(other), signal.SIGKILL)
@@ -504,7 +504,7 @@ def test_killed_agent_leaves_nothing(host, script, tmp_path, moved):
         kill_at_rest(host)
     victim = host.named("gradus-agent")[1]
     started.sort(key=lambda pids: int(pids[0]) in children(victim))
-    os.kill(victim, signal.SIGKILL)
+    kill_agent(victim)
     if late:
         wait_until(lambda: int(started[1][0]) not in children(victim), "its end")
         os.kill(launcher.pid, signal.SIGCONT)

@@ -53,7 +53,7 @@ _Noreturn static void supervise(int in, int out)
     say(out, deputy, 0);
     char letter = 0;
     for (int letters = 0; letter != 'e';) {
-        bool moved = gr_deputy_wait(deputy, in, -1), came = read(in, &letter, 1) == 1;
+        bool moved = gr_deputy_wait(deputy, &in, 1, -1), came = read(in, &letter, 1) == 1;
         letters += came;
         if (moved || came) {
             say(out, deputy, letters);
@@ -193,6 +193,136 @@ static void what_was_at_work_ends_with_its_deputy(void **state)
     finish(&of);
 }
 
+/* ---- The guard of an agent ------------------------------------------------------------------- */
+
+enum { AGENT_CODE = 7 };
+
+static int guarded[2]; /* in, out */
+
+/* As supervise(), with a child, which is told of as the deputy. It ends that one in the end. */
+static void look_after(gr_deputy *deputy, void *none)
+{
+    (void)none;
+    report now = {.letters = 0};
+    char letter = 0;
+    (void)gr_process_tree_adopt();
+    pid_t child = fork();
+    while (child == 0) {
+        (void)pause();
+    }
+    bool moved = deputy != NULL;
+    for (bool came = false; letter != 'e'; came = read(guarded[0], &letter, 1) == 1) {
+        now.letters += came;
+        if (moved || came) {
+            now.pid = getpid();
+            now.deputy = child;
+            (void)prctl(PR_GET_NAME, now.name, 0L, 0L, 0L);
+            (void)!write(guarded[1], &now, sizeof now);
+        }
+        while (letter == 'w') {
+            (void)pause();
+        }
+        moved = gr_deputy_wait(deputy, &guarded[0], 1, -1);
+    }
+    (void)kill(child, SIGKILL);
+    while (waitpid(-1, NULL, 0) > 0) {
+    }
+    _exit(kill(child, 0) == 0 ? 1 : AGENT_CODE);
+}
+
+/* *guard_out is the child of the caller. */
+static supervised start_guarded(pid_t *guard_out)
+{
+    int in[2], out[2];
+    assert_int_equal(gr_process_tree_adopt(), 0);
+    assert_int_equal(pipe2(in, O_CLOEXEC), 0);
+    assert_int_equal(pipe2(out, O_CLOEXEC), 0);
+    assert_int_equal(fcntl(in[0], F_SETFL, O_NONBLOCK), 0);
+    *guard_out = fork();
+    if (*guard_out == 0) {
+        close(in[1]);
+        close(out[0]);
+        guarded[0] = in[0];
+        guarded[1] = out[1];
+        (void)prctl(PR_SET_NAME, "the-chief", 0L, 0L, 0L);
+        (void)gr_process_tree_adopt();
+        gr_deputy_guard("the-guard", look_after, NULL);
+    }
+    close(in[0]);
+    close(out[1]);
+    supervised of = {.in = in[1], .out = out[0]};
+    assert_int_not_equal(next_report(&of).pid, *guard_out);
+    return of;
+}
+
+static void await_code(pid_t pid, int code)
+{
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), code);
+}
+
+static void guard_ends_as_the_agent_does(void **state)
+{
+    (void)state;
+    pid_t guard;
+    supervised of = start_guarded(&guard);
+    assert_int_equal(tell(&of, 'x').letters, 1);
+    assert_int_equal(write(of.in, "e", 1), 1);
+    await_code(guard, AGENT_CODE);
+    finish(&of);
+}
+
+static void guard_of_a_killed_agent_goes_on_with_its_children(void **state)
+{
+    (void)state;
+    pid_t guard;
+    supervised of = start_guarded(&guard);
+    report before = tell(&of, 'x');
+    assert_string_equal(before.name, "the-chief");
+    kill_asleep(before.pid);
+    report after = next_report(&of);
+    assert_int_equal(after.pid, guard);
+    assert_int_equal(after.letters, 1);
+    assert_int_equal(after.deputy, before.deputy);
+    assert_string_equal(after.name, "the-chief");
+    assert_int_equal(tell(&of, 'x').letters, 2);
+    assert_int_equal(write(of.in, "e", 1), 1);
+    await_code(guard, AGENT_CODE);
+    finish(&of);
+}
+
+static void agent_of_a_killed_guard_goes_on(void **state)
+{
+    (void)state;
+    pid_t guard;
+    supervised of = start_guarded(&guard);
+    pid_t agent = tell(&of, 'x').pid;
+    kill_asleep(guard);
+    assert_int_equal(waitpid(guard, NULL, 0), guard);
+    assert_int_equal(tell(&of, 'x').letters, 2);
+    assert_int_equal(write(of.in, "e", 1), 1);
+    await_code(agent, AGENT_CODE);
+    finish(&of);
+}
+
+static void guard_of_an_agent_that_is_killed_at_work_is_killed(void **state)
+{
+    (void)state;
+    pid_t guard;
+    int status;
+    supervised of = start_guarded(&guard);
+    report before = tell(&of, 'w');
+    assert_int_equal(kill(before.pid, SIGKILL), 0);
+    assert_int_equal(waitpid(guard, &status, 0), guard);
+    assert_true(WIFSIGNALED(status));
+    assert_int_equal(kill(before.deputy, SIGKILL), 0); /* the launcher's to end */
+    while (waitpid(-1, NULL, 0) > 0) {
+    }
+    finish(&of);
+}
+
 static void a_signal_for_one_that_has_ended_is_none(void **state)
 {
     (void)state;
@@ -214,6 +344,10 @@ int main(void)
         cmocka_unit_test(the_deputy_goes_on_again_and_again),
         cmocka_unit_test(a_deputy_that_was_killed_is_replaced),
         cmocka_unit_test(what_was_at_work_ends_with_its_deputy),
+        cmocka_unit_test(guard_ends_as_the_agent_does),
+        cmocka_unit_test(guard_of_a_killed_agent_goes_on_with_its_children),
+        cmocka_unit_test(agent_of_a_killed_guard_goes_on),
+        cmocka_unit_test(guard_of_an_agent_that_is_killed_at_work_is_killed),
         cmocka_unit_test(a_signal_for_one_that_has_ended_is_none),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -14,8 +14,9 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-enum { STACK_BYTES = 64 * 1024, NAME_BYTES = 16 };
+enum { STACK_BYTES = 64 * 1024, WORK_STACK_BYTES = 1024 * 1024, NAME_BYTES = 16 };
 enum { WAIT_BY_FD = 3, PIDFD = 0x1000 }; /* P_PIDFD, CLONE_PIDFD: not all libcs name them */
+enum { SHARED = CLONE_VM | CLONE_FILES | CLONE_FS | CLONE_SIGHAND };
 
 struct gr_deputy {
     pid_t chief, pid; /* the supervisor; its deputy, 0: none */
@@ -23,7 +24,11 @@ struct gr_deputy {
     atomic_bool set;  /* the deputy sleeps */
     atomic_bool idle; /* the supervisor waits: nothing is half done */
     ucontext_t point; /* where it waits */
-    char *stack;
+    char *stack;      /* of the one of the two that was made last */
+    size_t stack_bytes;
+    bool guards; /* the deputy is the parent of who works, which is no supervisor but an agent */
+    void (*work)(gr_deputy *deputy, void *arg);
+    void *work_arg;
     char name[NAME_BYTES]; /* of the supervisor */
 };
 
@@ -77,7 +82,6 @@ static void dismiss(gr_deputy *deputy)
 /* False: there is none. */
 static bool appoint(gr_deputy *deputy)
 {
-    const int shared = CLONE_VM | CLONE_FILES | CLONE_FS | CLONE_SIGHAND;
     close_fd(&deputy->chief_fd);
     deputy->chief_fd = (int)syscall(SYS_pidfd_open, deputy->chief, 0);
     if (deputy->chief_fd < 0) {
@@ -88,8 +92,8 @@ static bool appoint(gr_deputy *deputy)
     (void)syscall(SYS_set_tid_address, NULL);
     atomic_store(&deputy->set, false);
     int fd = -1; /* with the process or not at all */
-    deputy->pid =
-        clone(sleep_beside, deputy->stack + STACK_BYTES, shared | PIDFD | SIGCHLD, deputy, &fd);
+    deputy->pid = clone(sleep_beside, deputy->stack + deputy->stack_bytes, SHARED | PIDFD | SIGCHLD,
+                        deputy, &fd);
     if (deputy->pid <= 0) {
         deputy->pid = 0;
         return false;
@@ -99,9 +103,10 @@ static bool appoint(gr_deputy *deputy)
     return true;
 }
 
-gr_deputy *gr_deputy_create(void)
+static gr_deputy *make(size_t stack_bytes)
 {
 #ifdef __SANITIZE_THREAD__
+    (void)stack_bytes;
     return NULL; /* it takes a process that shares its memory for one that does not */
 #else
     gr_deputy *deputy = calloc(1, sizeof *deputy);
@@ -110,16 +115,27 @@ gr_deputy *gr_deputy_create(void)
     }
     deputy->chief = getpid();
     deputy->chief_fd = deputy->fd = -1;
+    deputy->stack_bytes = stack_bytes;
     (void)prctl(PR_GET_NAME, deputy->name, 0L, 0L, 0L);
-    void *stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE,
+    void *stack = mmap(NULL, stack_bytes, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
     deputy->stack = stack != MAP_FAILED ? stack : NULL;
-    if (deputy->stack == NULL || !appoint(deputy)) {
+    if (deputy->stack == NULL) {
         gr_deputy_destroy(deputy);
         return NULL;
     }
     return deputy;
 #endif
+}
+
+gr_deputy *gr_deputy_create(void)
+{
+    gr_deputy *deputy = make(STACK_BYTES);
+    if (deputy != NULL && !appoint(deputy)) {
+        gr_deputy_destroy(deputy);
+        return NULL;
+    }
+    return deputy;
 }
 
 void gr_deputy_destroy(gr_deputy *deputy)
@@ -130,7 +146,7 @@ void gr_deputy_destroy(gr_deputy *deputy)
     dismiss(deputy);
     close_fd(&deputy->chief_fd);
     if (deputy->stack != NULL) {
-        munmap(deputy->stack, STACK_BYTES);
+        munmap(deputy->stack, deputy->stack_bytes);
     }
     free(deputy);
 }
@@ -150,9 +166,9 @@ static void succeed(gr_deputy *deputy)
     (void)prctl(PR_SET_NAME, deputy->name, 0L, 0L, 0L);
 }
 
-bool gr_deputy_wait(gr_deputy *deputy, int fd, int timeout_ms)
+bool gr_deputy_wait(gr_deputy *deputy, const int *fds, int count, int timeout_ms)
 {
-    if (deputy->pid == 0) {
+    if (!deputy->guards && deputy->pid == 0) {
         (void)appoint(deputy);
     }
     (void)getcontext(&deputy->point);
@@ -160,13 +176,67 @@ bool gr_deputy_wait(gr_deputy *deputy, int fd, int timeout_ms)
         succeed(deputy);
         return true;
     }
-    struct pollfd at[2] = {{.fd = fd, .events = POLLIN}, {.fd = deputy->fd, .events = POLLIN}};
+    struct pollfd at[GR_DEPUTY_FDS_MAX + 1] = {{.fd = deputy->fd, .events = POLLIN}};
+    for (int i = 0; i < count; i++) {
+        at[1 + i] = (struct pollfd){.fd = fds[i], .events = POLLIN};
+    }
     atomic_store(&deputy->idle, true);
-    (void)poll(at, 2, timeout_ms);
+    (void)poll(at, 1 + (nfds_t)count, timeout_ms);
     atomic_store(&deputy->idle, false);
-    if (at[1].revents != 0) {
+    if (at[0].revents != 0) {
         dismiss(deputy);
         (void)appoint(deputy);
     }
     return false;
+}
+
+/* ---- The deputy is the parent ---------------------------------------------------------------- */
+
+static int begin_work(void *deputy_arg)
+{
+    gr_deputy *deputy = deputy_arg;
+    deputy->chief = getpid();
+    deputy->work(deputy, deputy->work_arg);
+    return 1;
+}
+
+/* As sleep_beside. The child's end is left to be waited for again, by whoever goes on. */
+__attribute__((no_sanitize("address", "undefined"))) _Noreturn static void
+sleep_above(gr_deputy *deputy, pid_t child, const char *name)
+{
+    siginfo_t end = {.si_code = 0};
+    (void)syscall(SYS_prctl, PR_SET_NAME, name, 0L, 0L, 0L);
+    while (syscall(SYS_waitid, (long)P_PID, (long)child, &end, (long)(WEXITED | WNOWAIT), NULL) !=
+           0) {
+    }
+    if (end.si_code == CLD_EXITED) {
+        (void)syscall(SYS_waitid, (long)P_PID, (long)child, NULL, (long)WEXITED, NULL);
+        (void)syscall(SYS_exit_group, (long)end.si_status);
+    }
+    if (atomic_load(&deputy->idle)) {
+        (void)setcontext(&deputy->point);
+    }
+    for (;;) { /* killed at work: so the launcher is told */
+        (void)syscall(SYS_kill, syscall(SYS_getpid), (long)SIGKILL);
+    }
+}
+
+_Noreturn void gr_deputy_guard(const char *name, void (*work)(gr_deputy *deputy, void *arg),
+                               void *arg)
+{
+    gr_deputy *deputy = make(WORK_STACK_BYTES);
+    if (deputy != NULL) {
+        deputy->guards = true;
+        deputy->work = work;
+        deputy->work_arg = arg;
+        (void)syscall(SYS_set_tid_address, NULL); /* see appoint() */
+        pid_t child =
+            clone(begin_work, deputy->stack + deputy->stack_bytes, SHARED | SIGCHLD, deputy);
+        if (child > 0) {
+            sleep_above(deputy, child, name);
+        }
+        gr_deputy_destroy(deputy);
+    }
+    work(NULL, arg);
+    _exit(1);
 }
