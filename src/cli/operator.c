@@ -206,6 +206,15 @@ static const gr_config_field operator_fields[] = {
      .help =
          "this operator's own, say: brings gradus into the pods of GradusJobs, and of MPIJobs with "
          "the annotation gradus/launch: agent; unset: their own images have it in their PATH"},
+    {.flag = "--progress-interval",
+     .type = GR_CONFIG_DURATION,
+     AT(progress_us),
+     .default_text = "15s",
+     .min = 0,
+     .max = 86400e6,
+     .help = "how often a worker of each GradusJob is asked how far it has come, for the job's "
+             "status.progress; with many jobs less often, a quarter of --kube-api-qps in all; 0: "
+             "never"},
     {.flag = "--verbosity",
      .short_flag = 'v',
      .type = GR_CONFIG_INT,
@@ -319,6 +328,7 @@ static int serve(const gr_operator_options *options)
         .requests_a_second = options->requests_a_second,
         .burst = (int)options->burst,
         .jobs_at_once = (int)options->jobs_at_once,
+        .ask_every_us = options->progress_us,
         .elects = options->elects,
         .lease_space = or_null(options->lease_space),
         .lease_name = options->lease_name,

@@ -13,7 +13,7 @@ typedef struct gr_operator_options {
     const char *space, *gang_scheduler, *cluster_domain;
     const char *pytorch_init_image, *kubectl_delivery_image;
     const char *launch_agent_image;
-    int64_t pytorch_init_tries;
+    int64_t pytorch_init_tries, progress_us;
     /* --dry-run */
     bool dry_run;
     const char *file;

@@ -86,6 +86,7 @@ static gr_status plan_job(const gr_operator_options *options, const json_t *docu
                                   .pytorch_init_tries = options->pytorch_init_tries,
                                   .kubectl_delivery_image = options->kubectl_delivery_image,
                                   .launch_agent_image = options->launch_agent_image,
+                                  .asks_progress = options->progress_us > 0,
                                   .ssh_key = hidden_key,
                                   .token = hidden_token};
     const char *space = options->space != NULL ? options->space : "default";

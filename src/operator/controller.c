@@ -19,7 +19,9 @@
 #include "operator/cache.h"
 #include "operator/metrics.h"
 #include "operator/object.h"
+#include "operator/progress.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,6 +49,9 @@ struct gr_controller_job {
     size_t written;            /* of its writes */
     uint64_t asked_version;    /* of the cache, where the object itself is asked for */
     json_t *obstacles;         /* an array: objects of others that it met; NULL: none */
+    gr_asked *asked;           /* its workers are, how far it has come; NULL: they are not */
+    json_t *progress, *seen;   /* what they said last, and what of it the look has seen; NULL */
+    int64_t step;              /* that they said last */
 };
 
 struct gr_controller {
@@ -60,6 +65,8 @@ struct gr_controller {
     json_t *events, *told; /* to be told; the last one */
     gr_controller_counts *counts;
     size_t counts_count;
+    gr_asking *asking;
+    uint64_t told_count, untold_count; /* questions that were answered, and that were not */
     int64_t now_us;
     uint64_t order;
     int active_count;
@@ -260,6 +267,12 @@ char *gr_controller_metrics(const gr_controller *controller, int64_t now_us)
             }
         }
     }
+    gr_metrics_head(out, "gradus_progress_answers_total", "counter",
+                    "Workers that were asked how far their job has come");
+    fprintf(out,
+            "gradus_progress_answers_total{result=\"told\"} %" PRIu64 "\n"
+            "gradus_progress_answers_total{result=\"nothing\"} %" PRIu64 "\n",
+            controller->told_count, controller->untold_count);
     bool failed = ferror(out) != 0;
     if (fclose(out) != 0 || failed) {
         free(text);
@@ -295,6 +308,8 @@ static void free_job(gr_controller *c, gr_controller_job *job)
     }
     *at = job->next;
     json_decref(job->obstacles);
+    json_decref(job->progress);
+    (void)!gr_asking_set(c->asking, &job->asked, job, NULL, c->now_us); /* needs no memory */
     free(job);
     gr_cache_tidy(c->cache, group);
 }
@@ -371,7 +386,8 @@ gr_status gr_controller_create(const gr_controller_config *config, gr_controller
     c->events = json_array();
     c->is_listed = calloc(gr_operator_resource_count, sizeof *c->is_listed);
     c->is_doubtful = calloc(gr_operator_resource_count, sizeof *c->is_doubtful);
-    bool failed = c->kinds == NULL || c->queues == NULL || c->events == NULL ||
+    c->asking = gr_asking_create(config->ask_every_us, config->asks_a_second);
+    bool failed = c->kinds == NULL || c->queues == NULL || c->events == NULL || c->asking == NULL ||
                   c->is_listed == NULL || c->is_doubtful == NULL;
     gr_status status = failed ? gr_fail(diag, GR_E_NO_MEMORY, "no memory for the operator's loop")
                               : gr_cache_create(c->kinds, changed, c, &c->cache, diag);
@@ -397,6 +413,8 @@ void gr_controller_destroy(gr_controller *controller)
             gr_operator_result_fini(&job->result);
             json_decref(job->obstacles);
             json_decref(job->uid);
+            json_decref(job->progress);
+            json_decref(job->seen);
             free(job);
         }
     }
@@ -406,6 +424,7 @@ void gr_controller_destroy(gr_controller *controller)
     gr_cache_destroy(controller->cache);
     json_decref(controller->events);
     json_decref(controller->told);
+    gr_asking_destroy(controller->asking);
     free(controller->kinds);
     free(controller->queues);
     free(controller->counts);
@@ -504,6 +523,12 @@ static gr_status end_look(gr_controller *c, gr_controller_job *job, bool has_fai
     job->is_active = job->is_getting = false;
     json_decref(job->uid);
     job->uid = NULL;
+    if (!has_failed && job->progress == job->seen) { /* it is in the status */
+        json_decref(job->progress);
+        job->progress = NULL;
+    }
+    json_decref(job->seen);
+    job->seen = NULL;
     gr_operator_result_fini(&job->result);
     if (has_failed) {
         int doublings = job->failures < DOUBLINGS_MAX ? job->failures++ : DOUBLINGS_MAX;
@@ -551,17 +576,23 @@ static gr_status look(gr_controller *c, gr_controller_job *job, int64_t wall_s, 
                              .token = c->config.token,
                              .ssh_key_arg = c->config.ssh_key_arg,
                              .has_no_agents = c->config.has_no_agents,
-                             .launch_agent_image = c->config.launch_agent_image};
+                             .launch_agent_image = c->config.launch_agent_image,
+                             .asks_progress = c->config.ask_every_us > 0,
+                             .progress = job->progress};
     bool failed = object == NULL || objects == NULL ||
                   (job->obstacles != NULL && json_array_extend(objects, job->obstacles) != 0);
     gr_status status = failed ? gr_fail(diag, GR_E_NO_MEMORY, "no memory to look at a job")
                               : job->kind->reconcile(&view, &job->result, diag);
     job->uid = json_incref(gr_object_at(object, "metadata.uid"));
     job->held = held_by(object);
+    job->seen = json_incref(job->progress);
     json_decref(object);
     json_decref(objects);
     json_decref(job->obstacles); /* whether they are still there, the next write tells */
     job->obstacles = NULL;
+    if (status == GR_OK) {
+        status = gr_asking_set(c->asking, &job->asked, job, job->result.ask, c->now_us);
+    }
     if (status != GR_OK) {
         return status;
     }
@@ -732,6 +763,36 @@ gr_status gr_controller_answer(gr_controller *controller, gr_controller_job *job
         break;
     }
     return status == GR_OK ? end_look(controller, job, true) : status;
+}
+
+/* ---- Progress -------------------------------------------------------------------------------- */
+bool gr_controller_ask(gr_controller *controller, int64_t now_us, gr_question *question_out,
+                       int64_t *wake_us_out)
+{
+    *wake_us_out = GR_NEVER;
+    return controller->is_leader &&
+           gr_asking_next(controller->asking, now_us, question_out, wake_us_out);
+}
+
+/* A worker that says the same again may be cut off from the others: the next one is asked. */
+gr_status gr_controller_told(gr_controller *controller, const gr_question *question, int64_t now_us,
+                             const char *text, size_t size_bytes)
+{
+    json_t *progress = text != NULL ? gr_job_progress_read(text, size_bytes) : NULL;
+    int64_t step = gr_object_int(progress, "step", -1);
+    gr_controller_job *job = gr_asking_job(question);
+    bool is_useful = progress != NULL && job != NULL && step != job->step;
+    gr_asking_answered(controller->asking, question->asked, now_us, is_useful);
+    *(progress != NULL ? &controller->told_count : &controller->untold_count) += 1;
+    if (progress == NULL || job == NULL) {
+        json_decref(progress);
+        return GR_OK;
+    }
+    job->step = step;
+    json_decref(job->progress);
+    job->progress = progress;
+    controller->now_us = now_us;
+    return enqueue(controller, job, now_us);
 }
 
 /* ---- Next ------------------------------------------------------------------------------------ */

@@ -11,9 +11,13 @@
  *   next                             until it gives no action; then again at `wake_us`, or after
  *                                    any other call
  *   answer                           once for each action that has a job
+ *   ask                              until it gives no question; then again at `wake_us`, or after
+ *                                    any other call
+ *   told                             once for each question
  *
  * The same calls give the same actions. All functions are called by one thread. */
 
+#include "operator/asking.h"
 #include "operator/operator.h"
 #include "operator/resource.h"
 
@@ -37,6 +41,10 @@ typedef struct gr_controller_config {
     bool has_no_agents;
     const char *launch_agent_image;
     int jobs_at_once; /* of which writes are on their way */
+    /* How often the workers of a job are asked how far it has come, 0: never; and how often in all,
+     * which is at the same time how many statuses a second are written for that. */
+    int64_t ask_every_us;
+    double asks_a_second;
 } gr_controller_config;
 
 typedef struct gr_controller_time {
@@ -109,6 +117,14 @@ gr_status gr_controller_next(gr_controller *controller, const gr_controller_time
 gr_status gr_controller_answer(gr_controller *controller, gr_controller_job *job,
                                const gr_controller_time *now, gr_api_answer answer,
                                const json_t *object) GR_MUST_CHECK;
+
+/* Whom to ask how far a job has come: false where nobody is to be before *wake_us_out, or nobody
+ * leads. */
+bool gr_controller_ask(gr_controller *controller, int64_t now_us, gr_question *question_out,
+                       int64_t *wake_us_out);
+/* What a worker has answered, as it came (borrowed); NULL: nothing. GR_E_NO_MEMORY. */
+gr_status gr_controller_told(gr_controller *controller, const gr_question *question, int64_t now_us,
+                             const char *text, size_t size_bytes) GR_MUST_CHECK;
 
 /* What has been counted, sorted by namespace. For tests. */
 const gr_controller_counts *gr_controller_counted(const gr_controller *controller,

@@ -41,6 +41,7 @@ static const level pod_spec = {of_pod_spec, true, false};
 static const rule of_pod_status[] = {{.key = "phase"},
                                      {.key = "reason"},
                                      {.key = "message"},
+                                     {.key = "podIP"},
                                      {"conditions", &condition},
                                      {"initContainerStatuses", &container},
                                      {"containerStatuses", &container},

@@ -19,6 +19,7 @@
 #include "operator/gradusjob.h"
 
 #include "operator/object.h"
+#include "operator/progress.h"
 #include "train/job/job.h"
 #include "train/strategy/strategy.h"
 
@@ -437,6 +438,7 @@ static void complete_pod(gr_training *t, const gr_training_role *role, int64_t i
     }
     if (is_native(spec)) {
         const char *program = gr_gradusjob_add_program(t, pod_spec, container);
+        gr_job_progress_add_page(t, role, container);
         if (json_object_get(spec, "job") != NULL) {
             add_job(t, container, program, role->replicas);
         } else {
@@ -710,6 +712,9 @@ static void tell_status(gr_training *t)
         snprintf(message, sizeof message, "GradusJob %s/%s is running.", t->look.space,
                  t->look.name);
         gr_training_set_condition(t, "Running", true, "Running", message);
+    }
+    if (role->active > 0 && is_native(gr_object_at(t->look.job, "spec"))) {
+        gr_job_progress_tell(t, role);
     }
 }
 

@@ -37,6 +37,7 @@ void gr_operator_result_fini(gr_operator_result *result)
 {
     json_decref(result->writes);
     json_decref(result->events);
+    json_decref(result->ask);
     *result = (gr_operator_result){0};
 }
 

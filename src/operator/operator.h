@@ -26,7 +26,7 @@ typedef struct gr_operator_view {
     /* An array: the objects of the job's namespace of the kinds that it may own, the pods of its
      * batch Jobs, and all PriorityClasses. A controller keeps of a pod: name, namespace, uid,
      * creationTimestamp, deletionTimestamp, ownerReferences, labels of training.kubeflow.org,
-     * spec.restartPolicy, and of the status phase, reason, message, the condition Ready, the
+     * spec.restartPolicy, and of the status phase, reason, message, podIP, the condition Ready, the
      * condition PodScheduled where it is False, and of a container or init container that has
      * restarted, has ended, or waits with a message: name, restartCount, state.terminated.exitCode,
      * state.waiting. Of a Secret it keeps the keys of `data` without the values, of a
@@ -48,6 +48,8 @@ typedef struct gr_operator_view {
     json_t *(*token)(void *ssh_key_arg);
     bool has_no_agents;             /* MPIJobs are launched by ssh, whatever they ask for */
     const char *launch_agent_image; /* whose init container brings gradus; NULL, "": none */
+    bool asks_progress;             /* workers of GradusJobs are asked how far they have come */
+    const json_t *progress; /* what one has answered (gr_job_progress_read); NULL: nothing since */
 } gr_operator_view;
 
 typedef struct gr_operator_result {
@@ -58,6 +60,9 @@ typedef struct gr_operator_result {
     json_t *events;        /* {"type": "Normal" or "Warning", "reason": ..., "message": ...} */
     bool retry;            /* another's object is in the way: look again after a while */
     int64_t again_after_s; /* look again after so many seconds: a limit ends then; 0: no need */
+    /* Where the job's workers show how far it has come, for who asks one of them from time to time:
+     * {"addresses": [...], "port", "path"}; NULL: nobody is to be asked. */
+    json_t *ask;
 } gr_operator_result;
 
 void gr_operator_result_fini(gr_operator_result *result);

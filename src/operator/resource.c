@@ -180,7 +180,7 @@ static void keep_containers(json_t *kept, const json_t *status, const char *list
 static json_t *trim_pod(const json_t *pod, bool *no_memory)
 {
     static const char *const of_spec[] = {"restartPolicy", NULL};
-    static const char *const of_status[] = {"phase", "reason", "message", NULL};
+    static const char *const of_status[] = {"phase", "reason", "message", "podIP", NULL};
     const json_t *status = json_object_get(pod, "status");
     json_t *kept = pick(status, of_status, no_memory), *trimmed = json_object();
     gr_object_put(kept, "conditions",

@@ -17,6 +17,8 @@ typedef struct cluster {
     json_t *job, *objects;
     const char *gang_scheduler, *now, *launch_agent_image;
     int keys_made;
+    bool asks_progress;
+    const json_t *progress; /* what a worker has answered, borrowed */
     gr_operator_result result;
 } cluster;
 
@@ -88,6 +90,8 @@ static inline gr_operator_view view_of(cluster *c)
                               .ssh_key = make_key,
                               .token = make_token,
                               .launch_agent_image = c->launch_agent_image,
+                              .asks_progress = c->asks_progress,
+                              .progress = c->progress,
                               .ssh_key_arg = c};
 }
 

@@ -31,6 +31,12 @@ static json_t *given_key(void *arg)
     return json_pack("{s:s, s:s}", "ssh-privatekey", "cHJpdmF0ZQ==", "ssh-publickey", "cHVibGlj");
 }
 
+static json_t *given_token(void *arg)
+{
+    (void)arg;
+    return json_pack("{s:s}", "token", "MDE=");
+}
+
 /* A job of training-operator with two workers. */
 static json_t *new_training_job(const char *kind, const char *specs, const char *container)
 {
@@ -81,7 +87,10 @@ static void open_empty(fixture *f)
                                    .cluster_domain = "",
                                    .gang_scheduler = "",
                                    .ssh_key = given_key,
-                                   .jobs_at_once = 1};
+                                   .token = given_token,
+                                   .jobs_at_once = 1,
+                                   .ask_every_us = 15000000,
+                                   .asks_a_second = 100};
     *f = (fixture){.now = {.monotonic_us = 1000, .wall_s = 1777629600}, .events = json_array()};
     cluster_open(&f->k);
     assert_int_equal(gr_controller_create(&config, &f->controller, &diag), GR_OK);
@@ -337,6 +346,112 @@ static void live(fixture *f)
         show_all(f);
         run(f);
     } while (cluster_step(&f->k));
+}
+
+/* A native job with one worker. */
+static json_t *new_gradus_job(void)
+{
+    json_t *job = json_pack("{s:s, s:s, s:{s:s, s:s}, s:{s:{s:i}, s:{s:{s:s}}}}", "apiVersion",
+                            "gradus.dev/v1", "kind", "GradusJob", "metadata", "name", "train",
+                            "namespace", "lab", "spec", "workers", "replicas", 1, "jobFrom",
+                            "configMapKeyRef", "name", "a");
+    assert_non_null(job);
+    return job;
+}
+
+/* Until its worker runs, at this address. */
+static void run_gradus_job(fixture *f, const char *address)
+{
+    size_t pods = cluster_resource("v1", "Pod");
+    open_empty(f);
+    submit(f, new_gradus_job());
+    show_all(f);
+    gr_controller_lead(f->controller, true);
+    run(f);
+    json_t *pod = json_deep_copy(cluster_find(&f->k, pods, "lab", "train-worker-0"));
+    json_object_set_new(json_object_get(pod, "metadata"), "resourceVersion", json_string("9000"));
+    json_object_set_new(pod, "status",
+                        json_pack("{s:s, s:s}", "phase", "Running", "podIP", address));
+    assert_int_equal(gr_controller_seen(f->controller, pods, pod, false), GR_OK);
+    json_decref(pod);
+    run(f);
+}
+
+static void tell(fixture *f, const gr_question *question, const char *text)
+{
+    size_t size_bytes = text != NULL ? strlen(text) : 0;
+    assert_int_equal(
+        gr_controller_told(f->controller, question, f->now.monotonic_us, text, size_bytes), GR_OK);
+}
+
+static bool ask(fixture *f, gr_question *question_out)
+{
+    int64_t wake_us;
+    return gr_controller_ask(f->controller, f->now.monotonic_us, question_out, &wake_us);
+}
+
+static void controller_asks_only_while_it_leads(void **state)
+{
+    (void)state;
+    fixture f;
+    gr_question question;
+    run_gradus_job(&f, "10.0.0.7");
+    gr_controller_lead(f.controller, false);
+    assert_false(ask(&f, &question));
+    gr_controller_lead(f.controller, true);
+    assert_true(ask(&f, &question));
+    assert_string_equal(question.address, "10.0.0.7");
+    assert_int_equal(question.port, 29502);
+    assert_false(ask(&f, &question));
+    close_fixture(&f); /* while an answer is awaited */
+}
+
+static void controller_answer_of_a_worker_is_written_once(void **state)
+{
+    (void)state;
+    fixture f;
+    gr_question question;
+    run_gradus_job(&f, "10.0.0.7");
+    assert_true(ask(&f, &question));
+    tell(&f, &question, "{\"step\": 5}");
+    gr_controller_action action = next(&f);
+    expect(&action, "status", "GradusJob");
+    assert_int_equal(gr_object_int(action.object, "status.progress.step", 0), 5);
+    /* A write that fails is made again by the next look. */
+    assert_int_equal(gr_controller_answer(f.controller, action.job, &f.now, GR_API_FAILED, NULL),
+                     GR_OK);
+    assert_null(next(&f).verb);
+    f.now.monotonic_us = f.wake_us;
+    action = next(&f);
+    expect(&action, "status", "GradusJob");
+    assert_int_equal(gr_object_int(action.object, "status.progress.step", 0), 5);
+    (void)carry_out(&f, &action);
+    run(&f);
+    static const char *const nothing_new[] = {"{\"step\": 5}", NULL, "nonsense"};
+    for (size_t i = 0; i < sizeof nothing_new / sizeof nothing_new[0]; i++) {
+        f.now.monotonic_us += 15000000;
+        assert_true(ask(&f, &question));
+        tell(&f, &question, nothing_new[i]);
+        assert_null(next(&f).verb);
+    }
+    close_fixture(&f);
+}
+
+static void controller_answer_about_a_job_that_is_gone_is_dropped(void **state)
+{
+    (void)state;
+    fixture f;
+    gr_question question;
+    size_t jobs = cluster_resource("gradus.dev/v1", "GradusJob");
+    run_gradus_job(&f, "10.0.0.7");
+    assert_true(ask(&f, &question));
+    json_t *job = json_deep_copy(cluster_find(&f.k, jobs, "lab", "train"));
+    assert_int_equal(gr_controller_gone(f.controller, jobs, job), GR_OK);
+    run(&f);
+    tell(&f, &question, "{\"step\": 5}");
+    assert_null(next(&f).verb);
+    json_decref(job);
+    close_fixture(&f);
 }
 
 static bool is_read(const gr_controller *controller, const char *api_version, const char *kind)
@@ -616,6 +731,9 @@ int main(void)
         cmocka_unit_test(controller_job_goes_when_its_time_to_live_is_over),
         cmocka_unit_test(controller_counts_and_tells_metrics),
         cmocka_unit_test(controller_counts_where_a_watch_is_quicker_than_the_answer),
+        cmocka_unit_test(controller_asks_only_while_it_leads),
+        cmocka_unit_test(controller_answer_of_a_worker_is_written_once),
+        cmocka_unit_test(controller_answer_about_a_job_that_is_gone_is_dropped),
         cmocka_unit_test(pack_value_comes_back_the_same),
         cmocka_unit_test(resource_trim_keeps_no_secret_and_no_status_of_scalers),
         cmocka_unit_test(resource_trimmed_pod_has_what_reconcilers_read),

@@ -58,7 +58,8 @@ static void cut_pod_leaves_what_is_kept(void **state)
                " \"status\": {\"phase\": \"Running\", \"podIP\": \"10.0.0.1\", \"conditions\": "
                "[{\"type\": \"Ready\", \"status\": \"True\", \"lastProbeTime\": null}, {}]}}",
                "{\"metadata\":{\"name\":\"a\"},\"spec\":{\"restartPolicy\":\"Never\"},\"status\":"
-               "{\"phase\":\"Running\",\"conditions\":[{\"type\":\"Ready\",\"status\":\"True\"},"
+               "{\"phase\":\"Running\",\"podIP\":\"10.0.0.1\",\"conditions\":[{\"type\":\"Ready\","
+               "\"status\":\"True\"},"
                "{}]}}");
     expect_cut(pods,
                "{\"type\":\"ADDED\",\"object\":{\"spec\":{\"nodeName\":\"n\"},\"kind\":\"Pod\"}}",

@@ -124,6 +124,79 @@ static void workers_meet_at_the_first_one(void **state)
     close_cluster(&c);
 }
 
+static void workers_show_how_far_they_have_come(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 2);
+    c.asks_progress = true;
+    settle(&c);
+    assert_string_equal(variable(&c, "train-worker-1", "GRADUS_PROGRESS_PAGE"),
+                        ":29502/progress/u1");
+    assert_null(c.result.ask); /* nobody runs */
+    set_phase(&c, "train-worker-0", "Running");
+    set_phase(&c, "train-worker-1", "Running");
+    set(find(&c, "Pod", "train-worker-0"), "status.podIP", "'nowhere.test'"); /* no address */
+    set(find(&c, "Pod", "train-worker-1"), "status.podIP", "'fd00::1'");
+    settle(&c);
+    assert_json(c.result.ask, "{'addresses': ['fd00::1'], 'port': 29502, 'path': '/progress/u1'}");
+    set(c.job, "spec.runPolicy.suspend", "true");
+    settle(&c);
+    assert_null(c.result.ask);
+    close_cluster(&c);
+}
+
+static void command_is_not_asked_how_far_it_has_come(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 1);
+    c.asks_progress = true;
+    json_object_del(gr_object_at(c.job, "spec"), "job");
+    set(c.job, "spec.command", "['train']");
+    settle(&c);
+    set(find(&c, "Pod", "train-worker-0"), "status.podIP", "'10.0.0.1'");
+    run_all_pods(&c);
+    assert_true(holds(&c, "Running"));
+    assert_null(variable(&c, "train-worker-0", "GRADUS_PROGRESS_PAGE"));
+    assert_null(c.result.ask);
+    close_cluster(&c);
+}
+
+static void answer_of_a_worker_stands_in_the_status(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 1);
+    c.asks_progress = true;
+    run_all_pods(&c);
+    json_t *told = json("{'step': 5, 'loss': 1}"), *again = json("{'step': 6, 'loss': 1}");
+    c.progress = told;
+    look(&c);
+    assert_writes(&c, "status train");
+    carry_out(&c);
+    assert_json(gr_object_at(c.job, "status.progress"),
+                "{'step': 5, 'loss': 1, 'lastUpdateTime': '2026-05-01T10:00:00Z'}");
+    c.now = "2026-05-01T10:00:15Z";
+    look(&c);
+    assert_writes(&c, ""); /* it says the same */
+    c.progress = again;
+    settle(&c);
+    c.progress = NULL;
+    look(&c);
+    assert_writes(&c, ""); /* it says nothing */
+    assert_json(gr_object_at(c.job, "status.progress"),
+                "{'step': 6, 'loss': 1, 'lastUpdateTime': '2026-05-01T10:00:15Z'}");
+    end_pod(&c, "train-worker-0", 0);
+    settle(&c);
+    assert_true(holds(&c, "Succeeded"));
+    assert_int_equal(gr_object_int(c.job, "status.progress.step", 0), 6);
+    assert_null(c.result.ask);
+    json_decref(told);
+    json_decref(again);
+    close_cluster(&c);
+}
+
 static void job_of_a_config_map_is_a_file_of_the_workers(void **state)
 {
     (void)state;
@@ -408,11 +481,34 @@ static void memory_missing_anywhere_told_and_nothing_half_made(void **state)
     assert_memory_missing_anywhere_told(&c);
 }
 
+static void memory_missing_for_progress_told(void **state)
+{
+    (void)state;
+    count_allocations();
+    cluster c;
+    open_cluster(&c, 2);
+    c.asks_progress = true;
+    json_object_del(gr_object_at(c.job, "spec"), "job");
+    set(c.job, "spec.jobFrom.configMapKeyRef.name", "'mine'");
+    run_all_pods(&c);
+    set(find(&c, "Pod", "train-worker-0"), "status.podIP", "'10.0.0.1'");
+    set(c.job, "status.progress", "{'step': 4, 'lastUpdateTime': 'x'}");
+    json_t *told = json("{'step': 5}");
+    c.progress = told;
+    look(&c);
+    assert_writes(&c, "status train");
+    assert_memory_missing_anywhere_told(&c);
+    json_decref(told);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(workers_meet_at_the_first_one),
         cmocka_unit_test(secret_without_its_token_is_mended),
+        cmocka_unit_test(workers_show_how_far_they_have_come),
+        cmocka_unit_test(command_is_not_asked_how_far_it_has_come),
+        cmocka_unit_test(answer_of_a_worker_stands_in_the_status),
         cmocka_unit_test(job_of_a_config_map_is_a_file_of_the_workers),
         cmocka_unit_test(job_of_a_config_map_badly_named_is_told),
         cmocka_unit_test(command_runs_in_the_users_image_and_needs_all),
@@ -424,6 +520,7 @@ int main(void)
         cmocka_unit_test(suspended_job_has_no_pods_and_resumes),
         cmocka_unit_test(what_is_wrong_is_told_in_sentences),
         cmocka_unit_test(memory_missing_anywhere_told_and_nothing_half_made),
+        cmocka_unit_test(memory_missing_for_progress_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What the controller wants becomes requests, and what watches and answers say is told to it. */
+/* What the controller wants becomes requests, and what watches and answers say is told to it:
+ * those of the API server, and those of workers. */
 
 #include "base/fail.h"
 #include "operator/cut.h"
@@ -258,4 +259,34 @@ int64_t gr_serve_act(gr_serve *serve)
         }
     }
     return 0;
+}
+
+/* ---- Progress -------------------------------------------------------------------------------- */
+void gr_serve_take_progress(void *arg, const gr_question *question, const char *body,
+                            size_t size_bytes)
+{
+    gr_serve *serve = arg;
+    int64_t now_us = gr_clock_now_us(&serve->clock);
+    gr_status status = gr_controller_told(serve->controller, question, now_us, body, size_bytes);
+    if (status != GR_OK) {
+        gr_serve_fail(serve, status, NULL);
+    }
+}
+
+int64_t gr_serve_ask(gr_serve *serve)
+{
+    gr_question question;
+    int64_t now_us = gr_clock_now_us(&serve->clock);
+    if (serve->asker == NULL) {
+        return GR_NEVER;
+    }
+    int64_t due_us = gr_asker_run(serve->asker, now_us), wake_us;
+    while (gr_asker_is_free(serve->asker)) {
+        if (!gr_controller_ask(serve->controller, now_us, &question, &wake_us)) {
+            return gr_earlier_us(due_us, wake_us);
+        }
+        gr_asker_ask(serve->asker, &question, now_us);
+        due_us = gr_earlier_us(due_us, now_us + GR_ASKER_PATIENCE_US);
+    }
+    return due_us; /* the end of a question makes room */
 }

@@ -34,6 +34,9 @@ enum {
     CHANCE_BYTES = 8
 };
 
+/* Of the requests to the API server: each worker that is asked may bring one. */
+static const double ASKS_SHARE = 0.25;
+
 /* ---- Sentences ------------------------------------------------------------------------------- */
 void gr_serve_fail(gr_serve *serve, gr_status status, const gr_diag *diag)
 {
@@ -175,7 +178,7 @@ bool gr_serve_is_over(const gr_serve *serve)
 
 void gr_serve_pump(gr_serve *serve, int64_t until_us)
 {
-    enum { KUBE, LEASE, WEB, STOP, COUNT };
+    enum { KUBE, LEASE, WEB, ASKER, STOP, COUNT };
     int64_t now_us = gr_clock_now_us(&serve->clock);
     until_us = gr_earlier_us(until_us, gr_web_run(serve->web, now_us));
     int64_t left_us = until_us > now_us ? until_us - now_us : 0;
@@ -187,6 +190,7 @@ void gr_serve_pump(gr_serve *serve, int64_t until_us)
         [LEASE] = {.fd = serve->lease_kube != NULL ? gr_kube_fd(serve->lease_kube) : -1,
                    .events = POLLIN},
         [WEB] = {.fd = gr_web_fd(serve->web), .events = POLLIN},
+        [ASKER] = {.fd = serve->asker != NULL ? gr_asker_fd(serve->asker) : -1, .events = POLLIN},
         [STOP] = {.fd = serve->is_stopped ? -1 : serve->options->stop_fd, .events = POLLIN}};
     (void)poll(waits, COUNT, left_ms);
     if (waits[LEASE].revents != 0) { /* first: whoever has lost it does nothing more */
@@ -305,8 +309,13 @@ static gr_status start_controller(gr_serve *serve, gr_diag *diag)
         .ssh_key = gr_ssh_key_make,
         .token = gr_job_token_make,
         .launch_agent_image = options->launch_agent_image,
-        .jobs_at_once = options->jobs_at_once};
-    return gr_controller_create(&config, &serve->controller, diag);
+        .jobs_at_once = options->jobs_at_once,
+        .ask_every_us = options->ask_every_us,
+        .asks_a_second = options->requests_a_second * ASKS_SHARE};
+    gr_status status = gr_controller_create(&config, &serve->controller, diag);
+    return status == GR_OK && options->ask_every_us > 0
+               ? gr_asker_create(gr_serve_take_progress, serve, &serve->asker, diag)
+               : status;
 }
 
 static void tell_begin(const gr_serve *serve)
@@ -393,6 +402,8 @@ static void note_release(void *arg)
 static void end_in_order(gr_serve *serve)
 {
     gr_controller_lead(serve->controller, false);
+    gr_asker_destroy(serve->asker);
+    serve->asker = NULL;
     int64_t end_us = gr_clock_now_us(&serve->clock) + ENDING_US;
     int64_t wake_us = gr_serve_act(serve); /* events that are to be told */
     while (is_anything_left(serve) && serve->status == GR_OK &&
@@ -426,6 +437,7 @@ static void destroy(gr_serve *serve)
     gr_kube_access_close(serve->access);
     gr_kube_access_close(serve->lease_access);
     gr_web_close(serve->web);
+    gr_asker_destroy(serve->asker); /* before the controller, which it tells */
     gr_controller_destroy(serve->controller);
     free(serve->watches);
     free(serve->writes);
@@ -453,7 +465,7 @@ gr_status gr_operator_serve(const gr_serve_options *options, bool *began_out, gr
     bool has_begun = status == GR_OK && !gr_serve_is_over(serve);
     *began_out = has_begun;
     while (has_begun && !gr_serve_is_over(serve)) {
-        gr_serve_pump(serve, gr_serve_act(serve));
+        gr_serve_pump(serve, gr_earlier_us(gr_serve_act(serve), gr_serve_ask(serve)));
     }
     if (has_begun && serve->status == GR_OK) {
         end_in_order(serve);

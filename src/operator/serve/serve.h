@@ -31,6 +31,7 @@ typedef struct gr_serve_options {
     const char *lease_space, *lease_name; /* lease_space NULL: that of the configuration */
     gr_kube_lease_times lease_times;
     const char *const *listen;     /* addresses of its pages (serve/web.h), NULL-terminated */
+    int64_t ask_every_us;          /* a worker of each GradusJob how far it has come; 0: never */
     int64_t wait_for_resources_us; /* for those that are not installed as it starts */
     int stop_fd;                   /* readable: it is to end */
     const gr_log *log;

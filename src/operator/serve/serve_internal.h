@@ -7,6 +7,7 @@
 #include "kube/event.h"
 #include "kube/watch.h"
 #include "operator/controller.h"
+#include "operator/serve/asker.h"
 #include "operator/serve/serve.h"
 #include "operator/serve/web.h"
 
@@ -64,6 +65,7 @@ struct gr_serve {
     gr_serve_watch *watches; /* gr_operator_resource_count */
     gr_serve_write *writes;  /* jobs_at_once */
     int writes_count;        /* on their way */
+    gr_asker *asker;         /* NULL: workers are not asked how far they have come */
     gr_kube_lease *lease;
     char leader[128];
     int64_t resources_due_us; /* until then what is not installed is waited for */
@@ -101,5 +103,10 @@ void gr_serve_name_resource(size_t index, gr_serve_resource *resource_out);
 gr_status gr_serve_watch_again(gr_serve *serve, size_t index, gr_diag *diag) GR_MUST_CHECK;
 /* Asks the controller, and begins what it wants. Returns when to ask again at the latest. */
 int64_t gr_serve_act(gr_serve *serve);
+/* Asks the workers that are to be asked now. Returns when to call it again at the latest. */
+int64_t gr_serve_ask(gr_serve *serve);
+/* A gr_asker_done, with the gr_serve. */
+void gr_serve_take_progress(void *arg, const gr_question *question, const char *body,
+                            size_t size_bytes);
 
 #endif
