@@ -103,6 +103,10 @@ extern const char *const gr_cluster_states[]; /* their words */
 /* *why_out: of one that failed, borrowed; "": nobody said. */
 gr_cluster_state gr_cluster_state_of(const gr_cluster_job *job, const char **why_out);
 int gr_cluster_workers(const gr_cluster_job *job);
+/* "step 120 of 500, epoch 3 of 10, loss 0.123, 12,350 samples/s, rank 2 is late by 1.2 ms", as the
+ * job's status says it; "": it says nothing. */
+enum { GR_CLUSTER_PROGRESS_BYTES = 320 };
+void gr_cluster_progress(const gr_cluster_job *job, char text_out[GR_CLUSTER_PROGRESS_BYTES]);
 
 /* A pod of a job. */
 enum { GR_CLUSTER_ROLE_BYTES = 64, GR_CLUSTER_SENTENCE_BYTES = 640 };

@@ -6,6 +6,7 @@
 #include "base/text.h"
 #include "cli/cluster.h"
 #include "operator/object.h"
+#include "train/report.h"
 
 #include <ctype.h>
 #include <inttypes.h>
@@ -117,6 +118,60 @@ int gr_cluster_workers(const gr_cluster_job *job)
         }
     }
     return workers;
+}
+
+/* ---- Progress -------------------------------------------------------------------------------- */
+
+typedef struct line {
+    char *text;
+    size_t used;
+} line;
+
+static void add(line *to, const char *format, ...) GR_PRINTF(2, 3);
+static void add(line *to, const char *format, ...)
+{
+    va_list arguments;
+    size_t room = GR_CLUSTER_PROGRESS_BYTES - to->used;
+    va_start(arguments, format);
+    int length = vsnprintf(to->text + to->used, room, format, arguments);
+    va_end(arguments);
+    to->used += length < 0 ? 0 : (size_t)length < room ? (size_t)length : room - 1;
+}
+
+/* "epoch 3 of 10"; nothing, where nobody knows. */
+static void add_count(line *to, const json_t *progress, const char *what, const char *all)
+{
+    int64_t count = gr_object_int(progress, what, -1), of = gr_object_int(progress, all, 0);
+    if (count >= 0) {
+        add(to, "%s%s %" PRId64, to->used > 0 ? ", " : "", what, count);
+    }
+    if (count >= 0 && of > 0) {
+        add(to, " of %" PRId64, of);
+    }
+}
+
+void gr_cluster_progress(const gr_cluster_job *job, char text_out[GR_CLUSTER_PROGRESS_BYTES])
+{
+    char rate[32];
+    line to = {.text = text_out};
+    const json_t *progress = gr_object_at(job->object, "status.progress");
+    const json_t *loss = json_object_get(progress, "loss");
+    const json_t *per_s = json_object_get(progress, "samplesPerSecond");
+    const json_t *late_ms = gr_object_at(progress, "straggler.lateMilliseconds");
+    text_out[0] = '\0';
+    add_count(&to, progress, "step", "steps");
+    add_count(&to, progress, "epoch", "epochs");
+    if (json_is_number(loss)) {
+        add(&to, ", loss %.6g", json_number_value(loss));
+    }
+    if (json_is_number(per_s)) {
+        gr_format_thousands(json_number_value(per_s), rate);
+        add(&to, ", %s samples/s", rate);
+    }
+    if (json_is_number(late_ms)) {
+        add(&to, ", rank %" PRId64 " is late by %.3g ms",
+            gr_object_int(progress, "straggler.rank", -1), json_number_value(late_ms));
+    }
 }
 
 /* ---- Pods ------------------------------------------------------------------------------------ */

@@ -56,27 +56,31 @@ static void print_job(const gr_cluster_job *job)
 {
     const char *why, *made = gr_object_text(job->object, "metadata.creationTimestamp");
     gr_cluster_state state = gr_cluster_state_of(job, &why);
-    char when[32] = "";
+    char when[32] = "", progress[GR_CLUSTER_PROGRESS_BYTES] = "";
     int64_t made_us;
     struct tm local;
+    if (state == GR_CLUSTER_RUNNING) {
+        gr_cluster_progress(job, progress);
+    }
     if (made != NULL && gr_time_read(made, &made_us)) {
         time_t made_s = (time_t)(made_us / 1000000);
         if (localtime_r(&made_s, &local) != NULL) {
             strftime(when, sizeof when, "%Y-%m-%d %H:%M:%S", &local);
         }
     }
-    printf("%-24s %-10s %-10s %7d  %-19s  %.80s\n", gr_cluster_job_name(job), job->kind->kind,
-           gr_cluster_states[state], gr_cluster_workers(job), when, why);
+    printf("%-24s %-10s %-10s %7d  %-19s  %.80s%s\n", gr_cluster_job_name(job), job->kind->kind,
+           gr_cluster_states[state], gr_cluster_workers(job), when, why, progress);
 }
 
 static gr_status print_json(const gr_cluster_job *job, gr_diag *diag)
 {
     const char *why, *made = gr_object_text(job->object, "metadata.creationTimestamp");
     gr_cluster_state state = gr_cluster_state_of(job, &why);
-    return gr_cli_print_json(json_pack("{s:s, s:s, s:s, s:i, s:s, s:s}", "name",
+    return gr_cli_print_json(json_pack("{s:s, s:s, s:s, s:i, s:s, s:s, s:O*}", "name",
                                        gr_cluster_job_name(job), "kind", job->kind->kind, "state",
                                        gr_cluster_states[state], "workers", gr_cluster_workers(job),
-                                       "since", made != NULL ? made : "", "why", why),
+                                       "since", made != NULL ? made : "", "why", why, "progress",
+                                       gr_object_at(job->object, "status.progress")),
                              diag);
 }
 
@@ -330,7 +334,7 @@ static int show_usage(gr_cluster_client *cluster, gr_cluster_job *job, const voi
 {
     (void)arg;
     gr_diag diag = {0};
-    char selector[GR_CLUSTER_SELECTOR_BYTES];
+    char selector[GR_CLUSTER_SELECTOR_BYTES], progress[GR_CLUSTER_PROGRESS_BYTES];
     json_t *pod, *pods = json_array(), *metrics = json_array();
     size_t i;
     gr_cluster_selector(job, selector);
@@ -344,6 +348,10 @@ static int show_usage(gr_cluster_client *cluster, gr_cluster_job *job, const voi
     } else if (status == GR_OK) {
         status =
             gr_cluster_list(cluster, (gr_kube_resource){"", "v1", "pods"}, selector, pods, &diag);
+    }
+    gr_cluster_progress(job, progress);
+    if (status == GR_OK && progress[0] != '\0') {
+        printf("%s\n", progress);
     }
     if (status == GR_OK) {
         printf("%-10s %-40s %-10s %8s %12s\n", "worker", "pod", "state", "cpus", "memory");

@@ -547,7 +547,16 @@ def test_gradus_job_is_sent_listed_and_scaled(api, cluster, tmp_path):
     path.write_text(json.dumps(manifest))
     assert sent(cluster("submit", "job.yaml", "-o", "name")) == "native\n"
     listed = json.loads(sent(cluster("ls", "-n", "team", "--json")))
-    assert (listed["kind"], listed["workers"]) == ("GradusJob", 3)
+    assert (listed["kind"], listed["workers"], listed.get("progress")) == ("GradusJob", 3, None)
+    progress = {"step": 120, "steps": 500, "epoch": 3, "loss": 0.123457, "samplesPerSecond": 12350,
+                "straggler": {"rank": 2, "pod": "native-worker-2", "lateMilliseconds": 1.23}}
+    told = api.get("gradus.dev/v1/gradusjobs", "native")
+    told["status"] = {"progress": progress, "conditions": [{"type": "Running", "status": "True"}]}
+    api.put("gradus.dev/v1/gradusjobs", told)
+    assert json.loads(sent(cluster("ls", "-n", "team", "--json")))["progress"] == progress
+    line = ("step 120 of 500, epoch 3, loss 0.123457, 12,350 samples/s, rank 2 is late by 1.23 ms")
+    assert sent(cluster("ls", "-n", "team")).endswith(f"  {line}\n")
+    assert sent(cluster("top", "native", "-n", "team")).startswith(f"{line}\nworker ")
     assert sent(cluster("scale", "native", 5, "-n", "team")) == "the job goes from 3 to 5 workers\n"
     assert api.get("gradus.dev/v1/gradusjobs", "native")["spec"]["workers"] == {"replicas": 5}
     job["epoks"] = job.pop("epochs")
