@@ -130,6 +130,31 @@ static void clear_rest(const pid_t *kept, int count)
     }
 }
 
+/* A supervisor that has waited in vain for us to say that we have the code is gone, and has kept it
+ * for another one, who would be told of an end that is known. */
+static void forget_end(int connection, pid_t supervisor)
+{
+    enum { LISTED_MAX = 1024, PATIENCE_MS = 1000 };
+    struct pollfd gone = {.fd = connection, .events = POLLIN};
+    char(*names)[GR_JOB_NAME_BYTES] = malloc(LISTED_MAX * sizeof *names);
+    (void)poll(&gone, 1, PATIENCE_MS); /* until it has removed the folder, or kept it */
+    int count = names != NULL ? gr_job_folder_list(names, LISTED_MAX, NULL) : 0;
+    for (int i = 0; i < count; i++) {
+        gr_job_folder folder;
+        gr_job_record record;
+        gr_job_end end;
+        if (gr_job_folder_open(names[i], &folder, NULL) != GR_OK) {
+            continue;
+        }
+        if (gr_job_folder_record(&folder, &record) && record.supervisor == supervisor &&
+            gr_job_folder_state(&folder, &end) == GR_JOB_ENDED) {
+            gr_job_folder_remove(&folder);
+        }
+        gr_job_folder_close(&folder);
+    }
+    free(names);
+}
+
 /* False: the job goes on. */
 static bool take_message(following *of, int *code_out)
 {
@@ -141,6 +166,7 @@ static bool take_message(following *of, int *code_out)
             clear_rest(&of->supervisor->pid, 1);
         }
         (void)gr_job_send(of->connection, &received, NULL);
+        forget_end(of->connection, of->supervisor->pid);
         *code_out = message.status.code;
         return true;
     }

@@ -162,6 +162,19 @@ def test_workers_die_and_come_again_without_a_launcher(host, job, undisturbed, t
     assert after.returncode == 0 and "and another one is started" in after.stderr
 
 
+def test_end_is_told_once_also_by_a_launcher_that_was_stopped(host, echo, tmp_path):
+    """Meanwhile its supervisor has kept the end for another one, and is gone."""
+    job = echo()
+    os.kill(job.launcher.pid, signal.SIGSTOP)
+    job.tell("end 3")
+    wait_until(lambda: (tmp_path / "run/gradus/echo/end").exists(), "the end")
+    host.kill_supervisors()
+    wait_for_state(host, "echo", "ended 1")
+    os.kill(job.launcher.pid, signal.SIGCONT)
+    finish(job.launcher, 1)
+    assert jobs_of(host) == []
+
+
 def test_lost_terminal_leaves_the_job(host, script, tmp_path):
     """Of a launcher whose stdout is a terminal that is gone."""
     ours, theirs = pty.openpty()
