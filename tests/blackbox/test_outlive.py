@@ -196,12 +196,12 @@ def is_pending(process, number):
                for mask in re.findall(r"^S(?:ig|hd)Pnd:\s*(\w+)$", status, re.M))
 
 
-def start_without_a_folder(host, tmp_path):
+def start_without_a_folder(host, tmp_path, *flags):
     """Its supervisor waits for the hosts; returns the launcher, and what lets them be read."""
     hosts, ran = tmp_path / "hosts", tmp_path / "ran"
     os.mkfifo(hosts)
-    launcher = host.start("run", "-np", 1, "--no-prefix", "--hostfile", hosts, "--", "sh", "-c",
-                          f"echo up; echo >> {ran}; exec cat {tmp_path / 'go'}")
+    launcher = host.start("run", "-np", 1, "--no-prefix", *flags, "--hostfile", hosts, "--", "sh",
+                          "-c", f"echo up; echo >> {ran}; exec cat {tmp_path / 'go'}")
     wait_until(lambda: host.named("gradus-job"), "the supervisor")
 
     def go_on():
@@ -209,9 +209,10 @@ def start_without_a_folder(host, tmp_path):
     return launcher, go_on, ran
 
 
-def test_launcher_that_is_killed_before_its_job_is_found_starts_nothing(host, tmp_path):
-    """The same line again would not find the job, and would begin a second one."""
-    launcher, go_on, ran = start_without_a_folder(host, tmp_path)
+@pytest.mark.parametrize("flags", [[], ["--name", "up"]])
+def test_launcher_that_is_killed_before_its_job_is_found_starts_nothing(host, tmp_path, flags):
+    """The same line again would not find the job, and would begin a second one, or be refused."""
+    launcher, go_on, ran = start_without_a_folder(host, tmp_path, *flags)
     launcher.kill()
     launcher.wait(timeout=TIMEOUT_S)
     os.mkfifo(tmp_path / "go")

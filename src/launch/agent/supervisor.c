@@ -108,7 +108,7 @@ gr_status gr_supervisor_publish(gr_supervisor *supervisor, const char *name,
         gr_job_folder_create(name, &now, &supervisor->folder, &supervisor->listen_fd, diag);
     if (status == GR_OK) {
         status = gr_output_log_create(supervisor->folder.fd, &supervisor->log, diag);
-        if (status == GR_OK && name == NULL && launcher_is_gone(supervisor)) {
+        if (status == GR_OK && record->attempt == 0 && launcher_is_gone(supervisor)) {
             status = gr_fail(diag, GR_E_CANCELLED,
                              "gradus run (process %d) was killed before its job could be found: "
                              "nothing was started",

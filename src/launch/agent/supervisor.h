@@ -49,8 +49,8 @@ gr_supervisor *gr_supervisor_create(const gr_supervisor_config *config);
 void gr_supervisor_destroy(gr_supervisor *supervisor); /* NULL ok */
 /* Makes the job's folder, after which it can be found. `record`: but supervisor and launcher. As
  * gr_job_folder_create. Without a folder nobody can attach, and the job ends with its launcher.
- * GR_E_CANCELLED: the launcher of a job without a name was gone before; the same line, given once
- * more meanwhile, has not found this job and starts another one. */
+ * GR_E_CANCELLED: the launcher was gone before, and nothing of the job was ever started; the same
+ * line, given once more meanwhile, has not found this job and starts another one. */
 gr_status gr_supervisor_publish(gr_supervisor *supervisor, const char *name,
                                 const gr_job_record *record, gr_diag *diag) GR_MUST_CHECK;
 
