@@ -153,6 +153,7 @@ static void forget_end(int connection, pid_t supervisor)
         gr_job_folder_close(&folder);
     }
     free(names);
+    gr_job_folder_remove_unfinished(); /* one that was killed at that */
 }
 
 /* False: the job goes on. */

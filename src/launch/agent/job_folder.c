@@ -485,6 +485,15 @@ static int rename_new(gr_job_folder *folder, const char *hidden, const char *nam
                                                                                             : errno;
 }
 
+void gr_job_folder_remove_unfinished(void)
+{
+    int base_fd;
+    if (open_base(false, &base_fd, NULL) == GR_OK) {
+        remove_unfinished(base_fd);
+        close(base_fd);
+    }
+}
+
 gr_status gr_job_folder_create(const char *name, const gr_job_record *record,
                                gr_job_folder *folder_out, int *listen_fd_out, gr_diag *diag)
 {

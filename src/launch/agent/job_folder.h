@@ -81,6 +81,9 @@ gr_status gr_job_folder_open(const char *name, gr_job_folder *folder_out,
 void gr_job_folder_close(gr_job_folder *folder);
 /* The folder goes, the handle stays. */
 void gr_job_folder_remove(const gr_job_folder *folder);
+/* What processes have left that were killed while they made a folder, or removed it. Making one
+ * does this as well. */
+void gr_job_folder_remove_unfinished(void);
 /* Names of all, at most `room`; returns how many were written. GR_E_INVALID as above: none. */
 int gr_job_folder_list(char (*names_out)[GR_JOB_NAME_BYTES], int room, gr_diag *diag);
 
