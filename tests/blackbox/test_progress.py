@@ -13,8 +13,8 @@ import threading
 
 import pytest
 
-from conftest import TIMEOUT_S, wait_until, write_digits
-from kube_fixtures import api, certificates  # noqa: F401 (fixtures)
+from conftest import SOURCE, TIMEOUT_S, wait_until, write_digits
+from kube_fixtures import api, certificates, control_plane  # noqa: F401 (fixtures)
 from kube_operator import PODS, Cluster, Operator, holds
 
 GRADUSJOBS, SECRETS = "gradus.dev/v1/gradusjobs", "/v1/secrets"
@@ -359,4 +359,42 @@ def test_command_and_operator_that_does_not_ask_have_no_progress(api, config, ne
     with Operator(config, "--enable-scheme", "gradusjob", "--progress-interval", "0"):
         run("native", {"jobFrom": {"configMapKeyRef": {"name": "a"}}})
     assert not page.asked
+    page.server.close()
+
+
+@pytest.mark.long
+def test_kubectl_shows_what_the_schema_keeps(tmp_path, network):
+    """On a real control plane, with the definition of deploy/base."""
+    page = Liar(network + "1", say(json.dumps(
+        {"step": 120, "steps": 500, "epoch": 3, "epochs": 10, "loss": 0.123456789,
+         "samples_per_s": 12345.678, "late_rank": 2, "late_us": 1234,
+         "late_host": "digits-worker-2"})))
+    status = {"status": {"phase": "Running", "podIP": network + "1",
+                         "podIPs": [{"ip": network + "1"}]}}
+    with control_plane(tmp_path) as cluster:
+        cluster.kubectl("apply", "--server-side", "-f", SOURCE / "deploy/base/gradusjobs.yaml")
+        cluster.kubectl("wait", "--for=condition=Established", "crd/gradusjobs.gradus.dev")
+        with Operator(cluster.kubeconfig, *OFTEN):
+            cluster.apply(make_job("digits", {"jobFrom": {"configMapKeyRef": {"name": "a"}}}),
+                          "-n", "team", "create")
+            wait_until(lambda: cluster.get("-n", "team", "pods")["items"], "a pod")
+            cluster.kubectl("-n", "team", "patch", "pod", "digits-worker-0",
+                            "--subresource=status", "--type=merge", "-p", json.dumps(status))
+            wait_until(lambda: "progress" in cluster.get("-n", "team", "gradusjob", "digits")
+                       .get("status", {}), "progress")
+            told = cluster.get("-n", "team", "gradusjob", "digits")
+            page.wait_for(len(page.asked) + 3)
+            again = cluster.get("-n", "team", "gradusjob", "digits")
+            assert told["metadata"]["resourceVersion"] == again["metadata"]["resourceVersion"]
+            assert told["status"]["progress"].pop("lastUpdateTime")
+            assert told["status"]["progress"] == {
+                "step": 120, "steps": 500, "epoch": 3, "epochs": 10, "loss": 0.123457,
+                "samplesPerSecond": 12350,
+                "straggler": {"rank": 2, "pod": "digits-worker-2", "lateMilliseconds": 1.23}}
+            shown = cluster.kubectl("-n", "team", "get", "gradusjob", "-o", "wide")
+            head, line = shown.splitlines()
+            assert re.sub(r" {2,}", "|", head).startswith(
+                "NAME|STATE|WORKERS|RUNNING|RESTARTS|STEP|STEPS|EPOCH|LOSS|SAMPLES/S|STRAGGLER|")
+            assert line.split()[1:-1] == ["Running", "1", "1", "120", "500", "3", "0.123457",
+                                          "12350", "digits-worker-2", "1.23"]
     page.server.close()
