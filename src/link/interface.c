@@ -258,7 +258,12 @@ void gr_interfaces_announce(const gr_interfaces *of, const char *listener,
                             char remote_out[GR_REMOTE_BYTES])
 {
     const char *port = strrchr(listener, ':');
+    bool all = strncmp(listener, "tcp:[::]:", 9) == 0 || strncmp(listener, "tcp:0.0.0.0:", 12) == 0;
     remote_out[0] = '\0';
+    if (!all) {
+        append(remote_out, GR_REMOTE_BYTES, listener);
+        return;
+    }
     for (int i = 0; i < of->count && port != NULL; i++) {
         char address[GR_ADDRESS_BYTES];
         const gr_interface *at = &of->at[i];

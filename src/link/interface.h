@@ -40,7 +40,8 @@ void gr_interface_describe(const gr_interface *of, char text_out[GR_INTERFACE_TE
 /* What to listen on: the address if there is only one, else "*". Lives as long as `of`. */
 const char *gr_interfaces_listen_host(const gr_interfaces *of);
 
-/* The addresses under which a listener (its address gives the port) is reached. */
+/* The addresses under which a listener is reached: with its port each of this host's, or the one
+ * that it listens at alone. */
 void gr_interfaces_announce(const gr_interfaces *of, const char *listener,
                             char remote_out[GR_REMOTE_BYTES]);
 

@@ -140,6 +140,8 @@ static void test_announce(void **state)
     gr_interfaces_announce(&own, "tcp:[::]:4000", text);
     assert_string_equal(text, "tcp:192.168.7.1:4000 tcp:10.0.0.1:4000 tcp:172.17.0.1:4000 "
                               "tcp:[fd00::1]:4000 tcp:127.0.0.1:4000");
+    gr_interfaces_announce(&own, "tcp:127.64.0.2:4000", text);
+    assert_string_equal(text, "tcp:127.64.0.2:4000");
     assert_string_equal(gr_interfaces_listen_host(&own), "*");
     own.count = 1;
     assert_string_equal(gr_interfaces_listen_host(&own), "192.168.7.1");
