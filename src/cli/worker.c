@@ -7,6 +7,7 @@
 #include "cli/run.h"
 #include "cli/worker_page.h"
 #include "launch/launch.h"
+#include "train/strategy/strategy.h"
 #include "train/train.h"
 
 #include <errno.h>
@@ -136,14 +137,17 @@ static gr_status read_job(const worker_options *options, gr_job **job_out, gr_di
 
 /* Who failed only since another one did says so by its exit code, so that the launcher looks for
  * the other one. NaN or infinity is found by all ranks together: rank 0 speaks for them. */
-static int fail(const gr_comm *comm, gr_status status, const gr_diag *diag)
+static int fail(const gr_job *job, const gr_comm *comm, gr_status status, const gr_diag *diag)
 {
     bool together = status == GR_E_NOT_FINITE && comm != NULL && gr_comm_rank(comm) != 0;
     if (together) {
         return GR_LAUNCH_EXIT_PEER;
     }
     gr_cli_fail(GR_EXIT_FAILED, diag);
-    return gr_fault_of_peer(status) ? GR_LAUNCH_EXIT_PEER : GR_EXIT_FAILED;
+    /* The operator may hear of a lost server later. A launcher knows. */
+    bool by_server = job->strategy->needs_servers && job->run.all_stop && status == GR_E_IO &&
+                     diag->peer_rank >= 0;
+    return by_server || gr_fault_of_peer(status) ? GR_LAUNCH_EXIT_PEER : GR_EXIT_FAILED;
 }
 
 /* The training ends after a whole step, with a checkpoint: signals wait until they are asked for.
@@ -254,7 +258,7 @@ static int work(const gr_cli_line *line)
     if (status == GR_E_CANCELLED) {
         code = GR_LAUNCH_EXIT_RESUME;
     } else if (status != GR_OK) {
-        code = fail(comm, status, &diag);
+        code = fail(job, comm, status, &diag);
     }
     gr_comm_destroy(comm);
     gr_job_close(job);

@@ -17,7 +17,7 @@ WORKERS = 4
 class Run:
     """A `gradus run -f` of the digits, whose output is in a claim."""
 
-    def __init__(self, gradus, job_file, workers=WORKERS, **spec):
+    def __init__(self, gradus, job_file, workers=WORKERS, watch=False, **spec):
         settings = json.loads(gradus.document("-np", 1, job_file).read_text())["job"]
         del settings["output"], settings["checkpoint"]  # its folder is in the output
         self.gradus, self.output = gradus, gradus.folder / "claim"
@@ -27,7 +27,8 @@ class Run:
                              "checkpointVolume": {"persistentVolumeClaim": {"claimName": "claim"}},
                              **spec}}
         (gradus.folder / "job.json").write_text(json.dumps(manifest))
-        self.process = gradus.start("run", "-f", "job.json", env={"OMP_NUM_THREADS": "1"})
+        self.process = gradus.start("run", *["--watch"] * watch, "-f", "job.json",
+                                    env={"OMP_NUM_THREADS": "1"})
 
     def wait_for(self, event, count=1):
         wait_for_event(self.output, event, count)

@@ -41,14 +41,21 @@ gr_status gr_servers_prepare(gr_trainer *t, gr_diag *diag)
     return status;
 }
 
+/* A lost server is no fault of a peer of the communicator, after which the others could go on; who
+ * looks at the diagnosis finds the server's number. */
+static gr_status fail_by(gr_diag *diag, gr_status status, const gr_diag *cause, const char *text)
+{
+    return gr_fault_of_peer(status) ? gr_fail_peer(diag, GR_E_IO, cause->peer_rank, "%s", text)
+                                    : gr_fail(diag, status, "%s", text);
+}
+
 gr_status gr_servers_status(const gr_servers *servers, gr_status status, gr_diag *diag)
 {
     if (status == GR_OK) {
         return GR_OK;
     }
     const gr_diag *cause = gr_ps_last_error(servers->ps);
-    status = gr_fault_of_peer(status) ? GR_E_IO : status;
-    return gr_fail(diag, status, "%s",
+    return fail_by(diag, status, cause,
                    cause->status != GR_OK ? cause->text : gr_status_text(status));
 }
 
@@ -87,11 +94,7 @@ static gr_status connect_to(gr_trainer *t, gr_servers *servers, gr_diag *diag)
                                  .encrypt = t->job->distribution.encrypt};
     gr_diag why = {0};
     gr_status status = gr_ps_connect(&config, &servers->ps, &why);
-    if (status != GR_OK) {
-        status = gr_fault_of_peer(status) ? GR_E_IO : status;
-        return gr_fail(diag, status, "%s", why.text);
-    }
-    return GR_OK;
+    return status == GR_OK ? GR_OK : fail_by(diag, status, &why, why.text);
 }
 
 static gr_status declare(gr_trainer *t, gr_servers *servers, const gr_tensor_info *tensor,
