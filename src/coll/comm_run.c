@@ -447,15 +447,6 @@ static gr_status wait_inside(gr_context *context, gr_op *op, int64_t deadline_us
     }
 }
 
-/* Of a call in place, which may be one that is repeated without any other check. */
-static bool is_readable(gr_comm *comm, const gr_call *call)
-{
-    return call->memory == GR_MEMORY_HOST &&
-           (!call->out || call->count > GR_COLL_ARGS_COUNT_MAX ||
-            gr_host_memory_has(&comm->context->host_memory, call->out,
-                               call->count * gr_dtype_bytes(call->dtype)));
-}
-
 /* ---- Messages that need no operation --------------------------------------------------------- */
 static const void *buffer_of(const gr_call *call)
 {
@@ -535,8 +526,7 @@ gr_status gr_comm_run(gr_comm *comm, const gr_call *calls, int count, const void
         return status;
     }
     gr_op *op = NULL;
-    if (calls && count == 1 && is_readable(comm, &calls[0]) &&
-        gr_comm_shm_repeat(comm, &calls[0], caller, &op)) {
+    if (calls && count == 1 && gr_comm_shm_repeat(comm, &calls[0], caller, &op)) {
         if (!op) {
             gr_context_leave_calling(context);
             return GR_OK;

@@ -389,9 +389,9 @@ static bool is_like(const gr_comm *comm, const gr_call *call, const shm_run *run
                 call->count == desc->count && call->root == desc->root && call->tag == desc->tag &&
                 call->prescale == run->prescale && call->postscale == run->postscale;
     bool placed = call->in == run->in && (call->out == run->out || (run->moves && call->out));
-    return same && placed && run->repeats && run->comm == comm && !call->counts &&
-           !call->recv_counts && !call->reduce && call->shards == 0 && !call->partials &&
-           !call->name && !call->done;
+    return same && placed && run->repeats && run->comm == comm && call->memory == GR_MEMORY_HOST &&
+           !call->counts && !call->recv_counts && !call->reduce && call->shards == 0 &&
+           !call->partials && !call->name && !call->done;
 }
 
 /* Posted and recorded. Most often it is over after a moment, and was never under way for anybody
@@ -416,15 +416,21 @@ static gr_op *run_short(gr_comm *comm, shm_run *run, gr_exec_short *call)
     return op;
 }
 
-/* The buffer of the next time. */
-static void move_to(shm_run *run, void *buffer)
+/* The buffer of the next time; false: it is memory that this process cannot read, and the call is
+ * to be refused. */
+static bool move_to(shm_run *run, void *buffer)
 {
     gr_range *used = run->memory.writes.end ? &run->memory.writes : &run->memory.reads;
+    size_t size_bytes = used->end - used->first;
     if (used->first != (uintptr_t)buffer) {
-        used->end = (uintptr_t)buffer + (used->end - used->first);
+        if (!gr_host_memory_has(&run->comm->context->host_memory, buffer, size_bytes)) {
+            return false;
+        }
+        used->end = (uintptr_t)buffer + size_bytes;
         used->first = (uintptr_t)buffer;
         gr_shm_coll_use(run->shm_op, buffer);
     }
+    return true;
 }
 
 bool gr_comm_shm_repeat(gr_comm *comm, const gr_call *call, const void *caller, gr_op **op_out)
@@ -442,15 +448,12 @@ bool gr_comm_shm_repeat(gr_comm *comm, const gr_call *call, const void *caller, 
         at = &(*at)->next;
     }
     shm_run *run = *at;
-    if (!run) {
+    if (!run || (run->moves && !move_to(run, call->out))) {
         return false;
     }
     *at = run->next;
     run->desc.site = call->site;
     run->desc.caller = caller;
-    if (run->moves) {
-        move_to(run, call->out);
-    }
     gr_exec_short begun = {.group = &comm->group,
                            .desc = &run->desc,
                            .fingerprint = run->fingerprint,

@@ -98,11 +98,9 @@ gr_flight_recorder_entry *gr_flight_recorder_begin(gr_flight_recorder *record)
     return entry;
 }
 
-void gr_flight_recorder_copy(char to[GR_FLIGHT_RECORDER_NAME_BYTES], const char *name)
+void gr_flight_recorder_copy_some(char to[GR_FLIGHT_RECORDER_NAME_BYTES], const char *name)
 {
-    if (!name) {
-        to[0] = '\0';
-    } else if (!memccpy(to, name, '\0', GR_FLIGHT_RECORDER_NAME_BYTES)) {
+    if (!memccpy(to, name, '\0', GR_FLIGHT_RECORDER_NAME_BYTES)) {
         to[GR_FLIGHT_RECORDER_NAME_BYTES - 1] = '\0';
     }
 }

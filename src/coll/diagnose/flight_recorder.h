@@ -92,8 +92,15 @@ bool gr_flight_recorder_is_message(const gr_flight_recorder_entry *entry);
  * which is `source` in the communicator. */
 void gr_flight_recorder_matched(gr_flight_recorder *record, uint64_t index, uint32_t number,
                                 int peer, int source, uint32_t tag);
-/* Copies a name, cut to the entry's room; NULL: none. */
-void gr_flight_recorder_copy(char to[GR_FLIGHT_RECORDER_NAME_BYTES], const char *name);
+/* Copies a name, cut to the entry's room; NULL: none, as most often. */
+void gr_flight_recorder_copy_some(char to[GR_FLIGHT_RECORDER_NAME_BYTES], const char *name);
+static inline void gr_flight_recorder_copy(char to[GR_FLIGHT_RECORDER_NAME_BYTES], const char *name)
+{
+    to[0] = '\0';
+    if (name) {
+        gr_flight_recorder_copy_some(to, name);
+    }
+}
 
 /* Messages have a number space of their own for each peer and direction. NULL: not known (any
  * more). */

@@ -80,12 +80,14 @@ void gr_shm_coll_prepare_waits(gr_shm_coll_op *op)
 static bool all_posted(const gr_shm_coll_op *op, int *arrived_io)
 {
     const gr_shm_coll *shm = op->shm;
-    if (op->waits == SHM_COLL_FOR_NOBODY) {
-        *arrived_io = shm->size;
-        return true;
+    if (op->waits != SHM_COLL_FOR_ALL) {
+        bool come = op->waits == SHM_COLL_FOR_NOBODY || op->root == shm->rank ||
+                    atomic_load(&gr_shm_coll_control_of(op, op->root)->sequence) == op->seq + 1;
+        *arrived_io = come ? shm->size : *arrived_io < op->root ? op->root : *arrived_io;
+        return come;
     }
     while (*arrived_io < shm->size &&
-           (*arrived_io == shm->rank || !awaits(op, *arrived_io) ||
+           (*arrived_io == shm->rank ||
             atomic_load(&gr_shm_coll_control_of(op, *arrived_io)->sequence) == op->seq + 1)) {
         ++*arrived_io;
     }
@@ -376,7 +378,7 @@ static void prefetch_for_write(const volatile void *line)
 #endif
 }
 
-static void pack(gr_shm_coll_op *op)
+static inline void pack(gr_shm_coll_op *op)
 {
     uint8_t *to = gr_shm_coll_packed(op, op->shm->rank);
     if (op->input_count == 1 && op->prescale == 1) {
@@ -526,9 +528,11 @@ static gr_status meet(gr_shm_coll_op *op)
     uint8_t all = op->kinds;
     uint32_t unfinished = 0;
     op->cores = shm->cores;
-    for (int peer = 0; peer < shm->size; peer++) {
+    int first = op->waits == SHM_COLL_FOR_ROOT ? op->root : 0;
+    int end = op->waits == SHM_COLL_FOR_ROOT ? op->root + 1 : shm->size;
+    for (int peer = first; peer < end; peer++) {
         const shm_control *control = gr_shm_coll_control_of(op, peer);
-        if (peer == shm->rank || !awaits(op, peer)) {
+        if (peer == shm->rank) {
             continue;
         }
         if (control->fingerprint != op->fingerprint) {
