@@ -251,10 +251,15 @@ static gr_status prepare_sums(gr_shm_coll_op *op, const gr_shm_coll_request *req
     return GR_OK;
 }
 
-/* Ranks that wait for each other are never far apart. */
+/* Ranks that wait for each other are never far apart. Where each rank has a core, large operands of
+ * sums in all slots, which the first cache does not hold, cost more than the distance saves. */
 static uint32_t depth_of(const gr_shm_coll_op *op)
 {
-    size_t most_bytes = op->is_rooted ? sizeof op->shm->own->slots[0].eager : SHM_COLL_INLINE;
+    enum { SUM_BYTES = 512 };
+    size_t most_bytes = !op->is_rooted ? SHM_COLL_INLINE
+                        : op->tree && op->shm->not_oversubscribed
+                            ? SUM_BYTES
+                            : sizeof op->shm->own->slots[0].eager;
     return op->always_packed && op->packed_bytes <= most_bytes ? SHM_COLL_SLOTS : SHM_COLL_PLACES;
 }
 
