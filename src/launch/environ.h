@@ -16,9 +16,9 @@ typedef struct gr_environ_config {
     int rank, world_size;
     int local_rank, local_size;
     int cross_rank, cross_size; /* this host among those that have a worker of that local rank */
-    int restarts;    /* how often all workers were begun anew */
-    int workers_min; /* the job goes on with so many; 0: it needs all */
-    int workers_max; /* ranks that it may get; 0: no others */
+    int restarts;               /* how often all workers were begun anew */
+    int workers_min;            /* the job goes on with so many; 0: it needs all */
+    int workers_max;            /* ranks that it may get; 0: no others */
     const char *coordinator;
     const char *secret_hex;
     const char *master;

@@ -378,8 +378,8 @@ def test_horovod_names_that_start_jobs_are_called_as_horovods(ranks):
         for line in filter(None, sys.argv[1].replace("\\n    ", " ").split("\\n")):
             name, _, rest = line.partition("(")
             exec(f"def wanted({rest}: pass")
-            words = [[(one.name, one.default) for one in inspect.signature(what).parameters.values()]
-                     for what in (eval(name), wanted)]
+            kinds = [inspect.signature(what).parameters.values() for what in (eval(name), wanted)]
+            words = [[(one.name, one.default) for one in kind] for kind in kinds]
             print("as wanted" if words[0] == words[1] else (name, *words))
         for words in ({}, {"num_workers": 1, "num_hosts": 1}, {"num_workers": 2, "min_workers": 1}):
             try:

@@ -75,7 +75,8 @@ with RayExecutor(num_workers=4) as executor:
     told(executor.run, die, (1,))
     told(RayExecutor(RayExecutor.create_settings(timeout_s=0.1), num_workers=9).start)
 from horovod.ray import RayExecutor
-executor = RayExecutor(RayExecutor.create_settings(nics=["lo"]), num_hosts=1, num_workers_per_host=4)
+settings = RayExecutor.create_settings(nics=["lo"])
+executor = RayExecutor(settings, num_hosts=1, num_workers_per_host=4)
 executor.start(extra_env_vars={"WORD": "here"})
 told(executor.run, total, (10,))
 told(lambda: ray.get(executor.run_remote(total, (10,))))

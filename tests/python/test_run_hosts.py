@@ -212,7 +212,8 @@ def test_functions_run_by_ssh_and_their_results_come_back(by_ssh, ranks):
         print(gradus.run(lambda: f.os.environ["WORD"], env={"WORD": "w"}, num_proc=1, **where))
         ''')
     assert lines == ["[(0, 31), (1, 31), (2, 31)]",
-                     str([HOSTS[0]] * 2 + [HOSTS[1]] * 2), "[0, 1]", "0 of 2, 0 of 1, 1 of 2", "[False]", "3145728",
+                     str([HOSTS[0]] * 2 + [HOSTS[1]] * 2), "[0, 1]", "0 of 2, 0 of 1, 1 of 2",
+                     "[False]", "3145728",
                      str([(5242880, "")] * 3), "['real'] False", "['w']"]
     assert "1/4  loss 0.5" in by_ssh.err and "\x1e" not in by_ssh.err
 
