@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What goes wrong, as a Python program sees it."""
 import os
+import subprocess
 import sys
 
 import pytest
+
+from conftest import blackbox
 
 
 def test_ranks_with_other_shapes_are_both_named(ranks):
@@ -87,15 +90,13 @@ def test_ctrl_c_ends_a_wait_and_not_the_operation(ranks):
     assert lines == [["interrupted False", "Message(source=1, tag=0) 6"], []]
 
 
-INTERRUPTED = '''
+INTERRUPT = '''
 import os
 import sys
 import threading
 import gradus
 
-comm = gradus.Communicator()
 PACKAGE = os.path.dirname(gradus.__file__)
-out = bytearray(1)
 left = 0
 
 
@@ -103,36 +104,42 @@ def interrupt(frame, event, _):
     """Python looks for signals when a function begins, and behind a call of C."""
     global left
     if event in ("call", "c_return") and frame.f_code.co_filename.startswith(PACKAGE) and \\
-            frame.f_code.co_name != "__del__":
+            frame.f_code.co_name not in ("__del__", "release"):
         left -= 1
         if left == 0:
             raise KeyboardInterrupt
-
-
-def at_every_moment(prepare, check):
-    """Lets Ctrl-C come at each moment of a wait."""
-    global left
-    moment, came = 0, True
-    while came:
-        moment += 1
-        future = comm.recv_start(out, 0, 7)
-        wait = prepare(future)
-        left, came = moment, False
-        sys.setprofile(interrupt)
-        try:
-            wait()
-        except KeyboardInterrupt:
-            came = True
-        finally:
-            sys.setprofile(None)
-        on_another_thread(check, future)
-    return moment > 10
 
 
 def on_another_thread(function, *words):
     thread = threading.Thread(target=function, args=words)
     thread.start()
     thread.join()
+'''
+
+INTERRUPTED = INTERRUPT + '''
+comm = gradus.Communicator()
+out = bytearray(1)
+
+
+def at_every_moment(prepare, check):
+    """Lets Ctrl-C come at each moment of a wait."""
+    global left
+    moment = 0
+    while left <= 0:  # the moment has come
+        moment += 1
+        future = comm.recv_start(out, 0, 7)
+        wait = prepare(future)
+        left = moment
+        sys.setprofile(interrupt)
+        try:
+            wait()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        on_another_thread(check, future)
+    left = 0
+    return moment > 10
 
 
 def begun(future):
@@ -163,6 +170,30 @@ on_another_thread(comm.close)
 print("closed")
 ''')
     assert lines == [["True True", "closed"]]
+
+
+def test_ctrl_c_at_any_moment_leaves_horovods_interface_an_end(ranks):
+    program = ranks.write(INTERRUPT + '''
+from gradus import _objects, _world
+moment = 0
+while left <= 0:  # the moment has come
+    moment += 1
+    _world.init()
+    left = moment
+    sys.setprofile(interrupt)
+    try:
+        _objects.any_of(True, "flag")
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.setprofile(None)
+    on_another_thread(_world.shutdown)
+print(moment > 50)
+''')
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True,
+                          env=ranks.gradus.environment(ranks.environment),
+                          timeout=blackbox.TIMEOUT_S)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
 def test_closed_communicator_is_not_aborted(ranks):
