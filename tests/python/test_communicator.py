@@ -331,3 +331,22 @@ def test_communicator_that_a_callback_closes_leaves_the_callbacks_of_others(rank
         print("told")
         ''')
     assert lines == [["told"]]
+
+
+def test_communicator_whose_renewal_is_refused_keeps_its_callbacks(ranks):
+    lines = ranks(1, '''
+        import threading
+        import gradus
+        comm = gradus.Communicator()
+        part = comm.subgroup([0])
+        future, told = comm.recv_start(bytearray(1), 0), threading.Event()
+        future.add_done_callback(lambda one: told.set())
+        try:
+            comm.renew()
+        except gradus.InvalidError as error:
+            print("1 sub-groups" in str(error))
+        comm.send(b"x", 0)
+        told.wait()
+        print("told")
+        ''', flags=["--min-workers", 1, "--max-workers", 2])
+    assert lines == [["True", "told"]]
