@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Recovery of a script with Horovod's elastic interface: a random worker of three kills itself with
-SIGKILL at a random moment, another one comes, and so on.
+"""Recovery of a script with Horovod's elastic interface: a random worker of three, or two, kills
+itself with SIGKILL at a random moment, another one comes, and so on.
 
     bench/torch_elastic.py --kills 100
 
 Reports the time from the kill to the end of the next step of the survivors (which have committed
-every step), how long the job was without the third worker, and whether any step was lost or done
-twice: each one changes the weights by the same."""
+every step), and how long the job was without the worker. It fails if a step was lost or done twice,
+since each one changes the weights by the same, or if one took longer than --limit."""
 import argparse
+import faulthandler
 import json
 import os
 import pathlib
@@ -22,7 +23,7 @@ import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-WHOLE_STEPS = 5  # of three workers before the next kill
+WHOLE_STEPS = 5  # of all workers before the next kill
 LATEST_S = 0.03  # behind the end of the last of them
 
 
@@ -46,19 +47,20 @@ def work(args):
     @hvd.elastic.run
     def train(state):
         while state.kills <= args.kills:
+            faulthandler.dump_traceback_later(args.limit, exit=True)
             optimizer.zero_grad()
             model(x).sum().backward()
             optimizer.step()
             state.step += 1
             record(state.kills)
-            state.whole = state.whole + 1 if hvd.size() == 3 else 0
+            state.whole = state.whole + 1 if hvd.size() == args.workers else 0
             chosen = state.whole == WHOLE_STEPS
             state.kills += chosen
             state.commit()
             if chosen and state.kills <= args.kills:
                 dice = random.Random(f"{args.seed} {state.kills}")
                 delay_s = dice.uniform(0, LATEST_S)
-                if dice.randrange(3) == hvd.rank():
+                if dice.randrange(args.workers) == hvd.rank():
                     threading.Thread(target=die, args=(state.kills, delay_s), daemon=True).start()
 
     def record(kills):
@@ -67,8 +69,9 @@ def work(args):
             with open(folder / "steps", "a") as file:
                 file.write(f"{kills} {hvd.size()} {time.monotonic()}\n")
         record.size = hvd.size()
-    record.size = 3
+    record.size = args.workers
     train(state)
+    faulthandler.cancel_dump_traceback_later()
     if not torch.equal(model.weight, torch.full_like(model.weight, -state.step)):
         raise SystemExit(f"{state.step} steps have made {model.weight[0, 0]} of a weight")
 
@@ -76,6 +79,8 @@ def work(args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--workers", type=int, choices=(2, 3), default=3)
+    parser.add_argument("--limit", type=float, default=300, help="seconds of a step at most")
     parser.add_argument("--width", type=int, default=1 << 16, help="weights of the model")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--python", default=sys.executable, help="one that has torch")
@@ -90,10 +95,11 @@ def main():
                        OMP_NUM_THREADS="1")
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        subprocess.run([f"{args.build}/gradus", "run", "-np", "3", "--min-workers", "2",
-                        "--max-workers", "3", "--restarts", str(args.kills), "--no-prefix", "--",
-                        args.python, __file__, "--worker", name, *sys.argv[1:]], env=environment,
-                       check=True)
+        count = args.workers
+        subprocess.run([f"{args.build}/gradus", "run", "-np", str(count), "--min-workers",
+                        str(count - 1), "--max-workers", str(count), "--restarts",
+                        str(args.kills), "--no-prefix", "--", args.python, __file__, "--worker",
+                        name, *sys.argv[1:]], env=environment, check=True)
         killed = {number: float((folder / str(number)).read_text())
                   for number in range(1, args.kills + 1)}
         first = {}
@@ -101,10 +107,10 @@ def main():
             number, size, when = line.split()
             first.setdefault((int(number), int(size)), float(when))
     after = {size: [1e3 * (first[number, size] - when) for number, when in killed.items()
-                    if (number, size) in first] for size in (2, 3)}
-    print(json.dumps({"kills": args.kills, "seen": len(after[2]), **{
+                    if (number, size) in first] for size in (count - 1, count)}
+    print(json.dumps({"kills": args.kills, "seen": len(after[count - 1]), **{
         what: [round(one(after[size])) for one in (statistics.median, min, max)]
-        for what, size in (("next_step_ms", 2), ("whole_again_ms", 3))}}))
+        for what, size in (("next_step_ms", count - 1), ("whole_again_ms", count))}}))
 
 
 if __name__ == "__main__":
