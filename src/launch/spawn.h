@@ -41,8 +41,9 @@ gr_status gr_spawn_make_stdin(const char *document, int *fd_out, gr_diag *diag) 
 
 /* Starts the process: in a process group of its own (its id), signals at their defaults and
  * unblocked, no descriptor but 0, 1, 2, and killed when the calling thread dies, unless it outlives
- * that. The caller must have no other threads, and no signal handler that runs meanwhile. Returns its id when it runs its
- * program; -1: it does not, *error_out says why, and nothing of it is left. */
+ * that. The caller must have no other threads, and no signal handler that runs meanwhile. Returns
+ * its id when it runs its program; -1: it does not, *error_out says why, and nothing of it is
+ * left. */
 pid_t gr_spawn_start(const gr_spawn *spawn, gr_spawn_error *error_out);
 
 /* A sentence's worth of why `command` could not be started; GR_E_NOT_FOUND and GR_E_INVALID where

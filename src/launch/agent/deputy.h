@@ -16,9 +16,9 @@
  *     agent      works -- waits -- works -- waits -- killed
  *     workers      children of the agent ------------ children of the guard
  *
- * A supervisor or an agent that is killed at work leaves something half done: then the deputy ends as well, and
- * with it everything that they had open. It ends, too, with whatever ends all processes that share
- * a memory: the kernel when it has no memory left (OOM), and a core dump. */
+ * A supervisor or an agent that is killed at work leaves something half done: then the deputy ends
+ * as well, and with it everything that they had open. It ends, too, with whatever ends all
+ * processes that share a memory: the kernel when it has no memory left (OOM), and a core dump. */
 
 #include <stdbool.h>
 #include <sys/types.h>
@@ -35,10 +35,10 @@ void gr_deputy_destroy(gr_deputy *deputy);
 /* Its process number; 0: there is none just now. */
 pid_t gr_deputy_pid(const gr_deputy *deputy);
 
-/* Sleeps until one of at most GR_DEPUTY_FDS_MAX descriptors is readable, or timeout_ms are over (-1: for ever), or for no reason. A deputy
- * that was killed is replaced. True: the caller is another process than before: it was the deputy,
- * will have one of its own, and no child that the process before had.
- * With gr_deputy_guard it has them all, and no deputy. */
+/* Sleeps until one of at most GR_DEPUTY_FDS_MAX descriptors is readable, or timeout_ms are over
+ * (-1: for ever), or for no reason. A deputy that was killed is replaced. True: the caller is
+ * another process than before: it was the deputy, will have one of its own, and no child that the
+ * process before had. With gr_deputy_guard it has them all, and no deputy. */
 bool gr_deputy_wait(gr_deputy *deputy, const int *fds, int count, int timeout_ms);
 
 /* Calls work(deputy, arg), which ends its process, in a child that shares the calling process's
