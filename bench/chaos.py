@@ -7,6 +7,7 @@ it.
     bench/chaos.py --runs 50 --add --build build
     bench/chaos.py --runs 50 --coordinator --build build
     bench/chaos.py --runs 50 --launcher --build build
+    bench/chaos.py --runs 300 --any --build build
     bench/chaos.py --runs 100 --servers 2 --build build
     bench/chaos.py --runs 40 --servers 3 --consistency async --build build
 
@@ -24,6 +25,15 @@ the coordinator (gradus rendezvous) is killed: alone, together with rank 0, or w
 parameter servers, which are killed like the others; with --consistency async or ssp workers are
 asynchronous.
 
+With --any every process of a job may be killed, each kind as likely as the others: a worker, rank
+0, a parameter server, an agent, what guards an agent, the launcher, the supervisor (which holds
+the coordinator) and its deputy; in a quarter of the runs a second one within 0.2 s. In one of six
+runs the moment is any, from the launcher's first on, else the job has begun to train. Every third
+run has two parameter servers. A launcher that was killed is started again within a second. Told as
+well: by kind, in runs with one kill while it trained, the time from the kill to the end of the
+next step, by the job's timeline: of the longest of the next three, since the killed process may
+have given its part.
+
 Told in the end: how many runs ended by themselves, with the weights (SHA-256) of an undisturbed
 run (async, ssp: with an accuracy on the test part at most one point below the least of three); how
 many were restarted; what was left behind (processes, and with them their sockets and anonymous
@@ -32,6 +42,7 @@ the job itself reports it. Exit code 1: a run went wrong; its seed is named, and
 SEED --runs 1 repeats it.
 """
 import argparse
+import collections
 import json
 import os
 import pathlib
@@ -43,7 +54,7 @@ import sys
 import tempfile
 import time
 
-from processes import agents_of, children, marked, name, words
+from processes import agents_of, children, marked, name, variable, words
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 WORKERS = 4
@@ -54,8 +65,10 @@ COORDINATOR = -1
 class Plan:
     """What happens in a run: flags, and (moment, what, number) in the order of time."""
 
-    def __init__(self, seed, seconds, mode):
+    def __init__(self, seed, seconds, mode, before_s=0):
+        """seconds: of training alone with `any`, which begins before_s after the start."""
         rng = random.Random(seed)
+        self.trains = False  # its moments count from the first epoch on
         self.flags = ["--link", "tcp" if seed % 2 else "shm"]
         if seed // 2 % 2:
             self.flags += ["--checkpoint-every", "40 steps"]
@@ -78,6 +91,15 @@ class Plan:
                 self.events.append((first + second * (seed % 3 - 1), "kill worker",
                                     rng.randrange(1000)))
             self.events.sort()
+        elif mode == "any":
+            self.flags += ["-np", str(WORKERS)]
+            if seed % 3 == 0:
+                self.flags += ["--servers", "2", "--set", "distribution.strategy=ps"]
+            self.again_s = rng.random()
+            self.trains = rng.randrange(6) > 0
+            moments = [rng.random() * (seconds + (0 if self.trains else before_s))]
+            moments += [moments[0] + rng.random() * 0.2] if seed % 4 == 3 else []
+            self.events = [(moment, "kill", rng.randrange(1 << 30)) for moment in moments]
         elif mode == "coordinator":
             first, second = rng.random() * seconds, rng.random() * 0.2
             self.events = [(first, "kill", COORDINATOR)]
@@ -110,6 +132,7 @@ class Job:
         self.runtime.mkdir(mode=0o700)
         self.files = {"job.yaml", "runtime"}
         self.killed, self.also_recovered = [], None
+        self.times = []  # (kind, seconds) from a kill to the end of the next step
 
     def start(self, flags, output, env):
         """Its processes."""
@@ -147,7 +170,8 @@ class Job:
         files -= {"metrics.jsonl", "model.safetensors", "checkpoints"}
         files |= {entry.name for entry in output.glob("checkpoints/*.partial")}
         files |= {entry.name for entry in self.folder.iterdir()} - self.files
-        files |= {str(entry) for entry in self.runtime.glob("gradus/*")}
+        files |= {entry.name for entry in self.runtime.glob("gradus/*")} - self.files
+        self.files |= files  # those of one run are told once
         return (f"processes {processes} are left" if processes else
                 f"files {sorted(files)} are left" if files else "")
 
@@ -161,18 +185,21 @@ class Job:
                                              "XDG_RUNTIME_DIR": str(self.runtime)})
         begin = time.monotonic()
         killed = []
+        if plan.trains:
+            self.await_training(processes)
+        trains = time.monotonic()
+        self.before_s = trains - begin
         for moment, what, number in plan.events:
-            time.sleep(max(0, begin + moment - time.monotonic()))
+            time.sleep(max(0, trains + moment - time.monotonic()))
             killed.append(self.happen(processes, what, number))
         try:
-            errors = self.end(processes, plan)
+            errors = self.errors = self.end(processes, plan)
         except subprocess.TimeoutExpired:
-            for pid in marked(MARK, mark):
-                os.kill(pid, signal.SIGKILL)
+            end_all(mark)
             for process in processes:
                 process.communicate()
             return f"did not end within {self.patience_s:g} s", None, [], killed, 0, 0
-        seconds = time.monotonic() - begin
+        seconds = time.monotonic() - trains
         restarts = errors.count("all workers are restarted")
         codes = [process.returncode for process in processes if process not in self.killed]
         if any(codes):
@@ -248,10 +275,101 @@ class JobThatOutlives(Job):
         first = processes[0].communicate(timeout=self.patience_s)[1]
         if not plan.events or processes[0].returncode != -signal.SIGKILL:
             return first
+        if self.is_over():
+            self.killed = [processes[0]]
+            return first
         time.sleep(plan.again_s)
         self.killed = [processes[0]]
         processes += super().start(*self.words, self.env)
         return first + processes[1].communicate(timeout=self.patience_s)[1]
+
+
+    def is_over(self):
+        """It is told that it has ended, and its exit code is received."""
+        metrics = self.words[1] / "metrics.jsonl"
+        return metrics.exists() and '"event":"end"' in metrics.read_text() and \
+            not list(self.runtime.glob("gradus/*"))
+
+
+class JobOfAll(JobThatOutlives):
+    """Any of its processes is killed."""
+
+    def find(self, launcher):
+        """By kind, all that run."""
+        found = {}
+        for pid in marked(MARK, self.env[MARK]):
+            kind = {"gradus-job": "supervisor", "gradus-deputy": "deputy",
+                    "gradus-agent": "agent", "gradus-guard": "guard"}.get(name(pid))
+            role = words(pid)[1:2]
+            if kind is None and role == [b"server"]:
+                kind = "server"
+            elif kind is None and role == [b"worker"]:
+                kind = "rank 0" if variable(pid, "GRADUS_RANK") == "0" else "worker"
+            elif kind is None and pid == launcher.pid and launcher.poll() is None:
+                kind = "launcher"
+            if kind is not None:
+                found.setdefault(kind, []).append(pid)
+        return found
+
+    def happen(self, processes, what, number):
+        found = self.find(processes[0])
+        if not found:
+            return ""
+        rng = random.Random(number)
+        kind = rng.choice(sorted(found))
+        self.kills.append((kind, time.monotonic_ns(), self.trains()))
+        try:
+            os.kill(rng.choice(sorted(found[kind])), signal.SIGKILL)
+        except ProcessLookupError:
+            self.kills.pop()
+            return ""
+        return kind
+
+    def trains(self):
+        try:
+            return '"epoch"' in (self.words[1] / "metrics.jsonl").read_text()
+        except OSError:
+            return False
+
+    def await_training(self, processes):
+        until = time.monotonic() + self.patience_s
+        while not self.trains() and processes[0].poll() is None and time.monotonic() < until:
+            time.sleep(0.002)
+
+    def start(self, flags, output, env):
+        self.kills, self.trace = [], self.folder / f"{output.name}.json"
+        self.files.add(self.trace.name)
+        return super().start([*flags, "--export", f"GRADUS_TIMELINE={self.trace}"], output, env)
+
+    def end(self, processes, plan):
+        try:
+            return super().end(processes, plan)
+        finally:
+            subprocess.run([self.gradus, "timeline", "-np", str(WORKERS), self.trace],
+                           capture_output=True, timeout=self.patience_s)
+            if self.trace.exists():
+                if len(self.kills) == 1 and self.kills[0][2]:
+                    self.note(*self.kills[0][:2])
+                self.trace.unlink()
+
+    def note(self, kind, killed_ns):
+        """A step or two to which the killed process has given its part may end as if nothing
+        were: the time is that to the end of the longest of the next three, as half of the ranks
+        saw it."""
+        trace = json.loads(self.trace.read_text())
+        base = trace["otherData"]["monotonic_ns"]
+        ends = {}
+        for event in trace["traceEvents"]:
+            if event["name"] == "step":
+                ends.setdefault(event["pid"], []).append(base + (event["ts"] + event["dur"]) * 1e3)
+        found = []
+        for of_rank in ends.values():
+            marks = [killed_ns, *sorted(end for end in of_rank if end > killed_ns)[:3]]
+            if len(marks) == 4:
+                longest = max(range(1, 4), key=lambda at: marks[at] - marks[at - 1])
+                found.append(marks[longest] - killed_ns)
+        if found:
+            self.times.append((kind, statistics.median_low(found) / 1e9))
 
 
 class Judge:
@@ -275,6 +393,16 @@ class Judge:
         return "" if got >= self.wanted - 0.01 else f"accuracy {got:.4f}, not {self.wanted:.4f}"
 
 
+def end_all(mark):
+    """Those that share a memory take over from each other."""
+    while pids := marked(MARK, mark):
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+
 def memory_files():
     return {entry.name for entry in pathlib.Path("/dev/shm").iterdir()}
 
@@ -290,6 +418,8 @@ def main():
                         help="workers started by hand, and the coordinator is killed")
     parser.add_argument("--launcher", dest="mode", action="store_const", const="launcher",
                         help="the launcher is killed, and started again, or the supervisor is")
+    parser.add_argument("--any", dest="mode", action="store_const", const="any",
+                        help="any process is killed; every third run has two parameter servers")
     parser.add_argument("--servers", type=int, default=0, help="strategy ps, with so many")
     parser.add_argument("--consistency", choices=["async", "ssp"],
                         help="with servers: each worker goes its own way")
@@ -303,24 +433,25 @@ def main():
     good, done, doubles, restarted, times, killed = 0, 0, 0, 0, [], []
     begin, before = time.monotonic(), memory_files()
     with tempfile.TemporaryDirectory() as folder:
-        kind = {"coordinator": JobByHand, "launcher": JobThatOutlives}.get(arguments.mode, Job)
+        kind = {"coordinator": JobByHand, "launcher": JobThatOutlives,
+                "any": JobOfAll}.get(arguments.mode, Job)
         more = {"async": "  consistency: async\n", None: "",
                 "ssp": "  consistency: ssp\n  staleness: 3\n"}[arguments.consistency]
         job = kind(gradus, folder, arguments.epochs, arguments.patience, arguments.servers, more)
         judge = Judge(arguments.consistency is None)
         quiet = Plan(0, 1, arguments.mode if kind is JobByHand else "kill")
-        quiet.events = []
-        seconds = float("inf")
+        quiet.events, quiet.trains = [], kind is JobOfAll
+        seconds = before_s = float("inf")
         for i in range(3):  # the shortest: on a busy machine kills would come when all is over
             wrong, end, _, _, _, needed = job.run(f"undisturbed{i}", quiet)
             if wrong:
                 sys.exit(f"the undisturbed run: {wrong}")
             judge.learn(end)
-            seconds = min(seconds, needed)
+            seconds, before_s = min(seconds, needed), min(before_s, job.before_s)
         for seed in range(arguments.first, arguments.first + arguments.runs):
             if time.monotonic() - begin > arguments.seconds:
                 break
-            plan = Plan(seed, seconds, arguments.mode)
+            plan = Plan(seed, seconds, arguments.mode, before_s)
             wrong, end, recovered, victims, restarts, _ = job.run(seed, plan)
             wrong = wrong or judge.wrong(end)
             done += 1
@@ -329,20 +460,25 @@ def main():
             restarted += restarts > 0
             times += recovered
             killed += victims
-            if wrong:
-                print(f"seed {seed}, {plan}: {wrong}", flush=True)
+            if wrong or restarts:
+                why = wrong or f"was restarted: {job.errors.strip()}"
+                print(f"seed {seed}, {plan}: killed {victims}: {why}", flush=True)
     print(f"{done} runs, {doubles} of them with two kills or more: {good} ended by themselves with "
           f"{'the weights' if judge.exact else 'the accuracy'} of the undisturbed run")
-    print(f"killed: {killed.count('worker')} workers, {killed.count('agent')} agents, "
-          f"{killed.count('server')} servers, {killed.count('coordinator')} coordinators, "
-          f"{killed.count('launcher')} launchers, {killed.count('supervisor')} supervisors; "
-          f"{restarted} runs were restarted")
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(collections.Counter(
+        kind for kind in killed if kind).items()))
+    print(f"killed: {kinds or 'nothing'}; {restarted} runs were restarted")
     print(f"left behind in /dev/shm: {sorted(memory_files() - before) or 'nothing'}")
     if times:
         times.sort()
         print(f"ready again after {1e3 * statistics.median(times):.0f} ms (median), "
               f"{1e3 * times[min(len(times) - 1, len(times) * 99 // 100)]:.0f} ms (p99), "
               f"{len(times)} recoveries")
+    for kind in sorted({kind for kind, _ in job.times}):
+        own = sorted(1e3 * seconds for of, seconds in job.times if of == kind)
+        print(f"{kind}: the next step is over after {statistics.median(own):.1f} ms "
+              f"(median), {own[min(len(own) - 1, len(own) * 99 // 100)]:.1f} ms (p99), "
+              f"{len(own)} kills")
     sys.exit(good != done)
 
 

@@ -62,7 +62,7 @@ def parent(pid):
 
 
 def agent_and_guard(agent):
-    """Who must be killed so that the agent's host is lost: what guards it, if that is there, first."""
+    """Who must be killed so that the agent's host is lost: its guard first, if it has one."""
     above = parent(agent)
     return [above, agent] if name(above) == "gradus-guard" else [agent]
 
