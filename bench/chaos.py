@@ -65,10 +65,10 @@ COORDINATOR = -1
 class Plan:
     """What happens in a run: flags, and (moment, what, number) in the order of time."""
 
-    def __init__(self, seed, seconds, mode, before_s=0):
-        """seconds: of training alone with `any`, which begins before_s after the start."""
+    def __init__(self, seed, seconds, mode, epochs=1, before_s=0):
+        """With `any` the training takes `seconds`, and begins before_s after the start."""
         rng = random.Random(seed)
-        self.trains = False  # its moments count from the first epoch on
+        self.epoch = 0  # its moments count from the end of this one on; 0: from the start on
         self.flags = ["--link", "tcp" if seed % 2 else "shm"]
         if seed // 2 % 2:
             self.flags += ["--checkpoint-every", "40 steps"]
@@ -96,8 +96,8 @@ class Plan:
             if seed % 3 == 0:
                 self.flags += ["--servers", "2", "--set", "distribution.strategy=ps"]
             self.again_s = rng.random()
-            self.trains = rng.randrange(6) > 0
-            moments = [rng.random() * (seconds + (0 if self.trains else before_s))]
+            self.epoch = rng.randrange(1, epochs) if rng.randrange(6) > 0 else 0
+            moments = [rng.random() * (seconds / epochs if self.epoch > 0 else before_s + seconds)]
             moments += [moments[0] + rng.random() * 0.2] if seed % 4 == 3 else []
             self.events = [(moment, "kill", rng.randrange(1 << 30)) for moment in moments]
         elif mode == "coordinator":
@@ -185,8 +185,8 @@ class Job:
                                              "XDG_RUNTIME_DIR": str(self.runtime)})
         begin = time.monotonic()
         killed = []
-        if plan.trains:
-            self.await_training(processes)
+        if plan.epoch > 0:
+            self.await_epoch(processes, plan.epoch)
         trains = time.monotonic()
         self.before_s = trains - begin
         for moment, what, number in plan.events:
@@ -317,7 +317,7 @@ class JobOfAll(JobThatOutlives):
             return ""
         rng = random.Random(number)
         kind = rng.choice(sorted(found))
-        self.kills.append((kind, time.monotonic_ns(), self.trains()))
+        self.kills.append((kind, time.monotonic_ns(), self.has_ended(1)))
         try:
             os.kill(rng.choice(sorted(found[kind])), signal.SIGKILL)
         except ProcessLookupError:
@@ -325,15 +325,16 @@ class JobOfAll(JobThatOutlives):
             return ""
         return kind
 
-    def trains(self):
+    def has_ended(self, epoch):
         try:
-            return '"epoch"' in (self.words[1] / "metrics.jsonl").read_text()
+            return f'"epoch":{epoch},' in (self.words[1] / "metrics.jsonl").read_text()
         except OSError:
             return False
 
-    def await_training(self, processes):
+    def await_epoch(self, processes, epoch):
         until = time.monotonic() + self.patience_s
-        while not self.trains() and processes[0].poll() is None and time.monotonic() < until:
+        while not self.has_ended(epoch) and processes[0].poll() is None and \
+                time.monotonic() < until:
             time.sleep(0.002)
 
     def start(self, flags, output, env):
@@ -440,7 +441,7 @@ def main():
         job = kind(gradus, folder, arguments.epochs, arguments.patience, arguments.servers, more)
         judge = Judge(arguments.consistency is None)
         quiet = Plan(0, 1, arguments.mode if kind is JobByHand else "kill")
-        quiet.events, quiet.trains = [], kind is JobOfAll
+        quiet.events, quiet.epoch = [], int(kind is JobOfAll)
         seconds = before_s = float("inf")
         for i in range(3):  # the shortest: on a busy machine kills would come when all is over
             wrong, end, _, _, _, needed = job.run(f"undisturbed{i}", quiet)
@@ -451,7 +452,7 @@ def main():
         for seed in range(arguments.first, arguments.first + arguments.runs):
             if time.monotonic() - begin > arguments.seconds:
                 break
-            plan = Plan(seed, seconds, arguments.mode, before_s)
+            plan = Plan(seed, seconds, arguments.mode, arguments.epochs, before_s)
             wrong, end, recovered, victims, restarts, _ = job.run(seed, plan)
             wrong = wrong or judge.wrong(end)
             done += 1
