@@ -6,8 +6,8 @@ import random
 import signal
 
 import pytest
-from conftest import (TIMEOUT_S, is_sanitized, lines_of, run_undisturbed, seeds, sha256_of, unhurried,
-                      wait_for_event, wait_until)
+from conftest import (TIMEOUT_S, is_sanitized, lines_of, run_undisturbed, seeds, sha256_of,
+                      unhurried, wait_for_event, wait_until)
 from processes import agents_of, children, name, parent, state_of
 
 EPOCHS = 12
