@@ -125,6 +125,12 @@ int gr_cli_fail(int code, const gr_diag *diag);
 int gr_cli_refuse(gr_status status, const gr_diag *diag);
 /* One line on stdout; takes the object over, which may be NULL: there was no memory for it. */
 gr_status gr_cli_print_json(json_t *object, gr_diag *diag) GR_MUST_CHECK;
+/* All that the descriptor has, in heap memory: from its beginning where it has one, since processes
+ * of one host share it. `variable` names the descriptor. GR_E_INVALID, GR_E_NO_MEMORY. */
+gr_status gr_cli_read_document(const char *name, const char *variable, int fd, char **text_out,
+                               size_t *size_out, gr_diag *diag) GR_MUST_CHECK;
+/* What `gradus run` tells a parameter server, as heap memory; NULL: no memory. */
+char *gr_cli_server_document(int64_t servers, int64_t replicas, const char *listen);
 /* 0, or GR_EXIT_FAILED with a sentence when stdout could not be written. */
 int gr_cli_flush(void);
 

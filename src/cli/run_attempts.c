@@ -17,8 +17,6 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SERVER_WORDS_MAX = 10 };
-
 static int terminal_columns(int fd)
 {
     struct winsize size;
@@ -35,20 +33,11 @@ static bool wants_color(int fd)
            (kind == NULL || strcmp(kind, "dumb") != 0);
 }
 
-/* What each parameter server is started with: nobody reaches it from outside if all are on this
- * host. */
-static void server_words(gr_cli_run *run, const char *words_out[SERVER_WORDS_MAX])
+/* What each parameter server is told: nobody reaches it from outside if all are on this host. */
+static char *server_document(const gr_cli_run *run)
 {
-    int count = 0;
-    words_out[count++] = "gradus";
-    words_out[count++] = "server";
-    words_out[count++] = "--servers";
-    words_out[count++] = gr_arena_printf(&run->arena, "%lld", (long long)run->options.servers);
-    words_out[count++] = "--replicas";
-    words_out[count++] = run->options.replicas > 0 ? "1" : "0";
-    words_out[count++] = "--listen";
-    words_out[count++] = gr_run_elsewhere(run) ? "*" : "127.0.0.1";
-    words_out[count] = NULL;
+    return gr_cli_server_document(run->options.servers, run->options.replicas > 0,
+                                  gr_run_elsewhere(run) ? "*" : "127.0.0.1");
 }
 
 /* `later`: it is not the first attempt, so that what was done before can be gone on from. */
@@ -249,17 +238,18 @@ int gr_run_attempts(gr_cli_run *run)
 {
     const gr_run_options *options = &run->options;
     const char *set[SET_MAX] = {NULL}, *defaults[SET_MAX] = {NULL};
-    const char *server[SERVER_WORDS_MAX];
+    static char *const server[] = {"gradus", "server", NULL};
     char *const *words = worker_words(run);
+    char *document = server_document(run);
     bool own = words != run->command; /* this program, with these words */
-    if (words == NULL) {
+    if (words == NULL || document == NULL) {
+        free(document);
         gr_diag diag = {0};
         return gr_cli_refuse(gr_fail(&diag, GR_E_NO_MEMORY, "no memory for the command"), &diag);
     }
     const char *timeline =
         gr_cli_begin_timeline(options->timeline, GR_LAUNCH_WORKERS_MAX, &run->arena);
     surround(run, timeline, set, defaults);
-    server_words(run, server);
     gr_launch_config config = {
         .workers = (int)options->workers,
         .workers_min = (int)options->workers_min,
@@ -287,7 +277,8 @@ int gr_run_attempts(gr_cli_run *run)
                     .set = set,
                     .defaults = defaults},
         .server = {.count = (int)options->servers,
-                   .argv = (char *const *)(uintptr_t)server,
+                   .argv = server,
+                   .document = document,
                    .spare = options->replicas > 0,
                    .file = options->servers_file},
         .remote = {.cores_text = options->cores,
@@ -317,6 +308,7 @@ int gr_run_attempts(gr_cli_run *run)
     }
     gr_signals_hold(NULL); /* who asks for an end between two attempts is heard as well */
     int code = run_again_and_again(run, &config);
+    free(document);
     if (timeline != NULL) {
         gr_cli_merge_timeline(timeline, gr_launch_slots(&config));
     }

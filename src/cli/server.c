@@ -3,20 +3,24 @@
 #include "base/fail.h"
 #include "base/hash.h"
 #include "cli/cli.h"
+#include "doc/config_node.h"
 #include "link/address.h"
 #include "ps/client/client.h"
 #include "ps/place.h"
 #include "train/updater.h"
 
 #include <inttypes.h>
+#include <jansson.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct server_options {
-    int64_t number, servers, replicas, memory_bytes, peer_timeout_us;
+    int64_t document_fd, number, servers, replicas, memory_bytes, peer_timeout_us;
     const char *listen, *interfaces, *ports;
     int link;
     const char *others, *run;
@@ -24,10 +28,23 @@ typedef struct server_options {
     gr_cli_secret secret;
 } server_options;
 
+#define DOCUMENT_NAME "server document"
 #define AT(member) .offset = offsetof(server_options, member)
 
+enum { DOCUMENT_VERSION = 1 };
+
+/* Those with a key are what a document says. */
 static const gr_config_field server_fields[] = {
-    {.flag = "--servers",
+    {.env = "GRADUS_SERVER_FD",
+     .type = GR_CONFIG_INT,
+     AT(document_fd),
+     .default_text = "-1",
+     .min = -1,
+     .max = INT_MAX,
+     .help = "the descriptor from which a server of gradus run reads its document, in place of "
+             "--servers, --replicas and --listen; -1: there is none"},
+    {.key = "servers",
+     .flag = "--servers",
      .type = GR_CONFIG_INT,
      AT(servers),
      .default_text = "1",
@@ -42,7 +59,8 @@ static const gr_config_field server_fields[] = {
      .min = 0,
      .max = GR_PS_SERVERS_MAX - 1,
      .help = "which of them this one is, from 0 on"},
-    {.flag = "--replicas",
+    {.key = "replicas",
+     .flag = "--replicas",
      .env = "GRADUS_SERVER_REPLICAS",
      .type = GR_CONFIG_INT,
      AT(replicas),
@@ -70,7 +88,8 @@ static const gr_config_field server_fields[] = {
      .value_name = "NAME",
      .help = "the run whose tensors a server that replaces another one is to keep; the others "
              "refuse it if theirs are of another run"},
-    {.flag = "--listen",
+    {.key = "listen",
+     .flag = "--listen",
      .type = GR_CONFIG_TEXT,
      AT(listen),
      .default_text = "*",
@@ -111,6 +130,52 @@ const gr_config_table gr_server_table = {
     .fields = server_fields,
     .struct_bytes = sizeof(server_options),
 };
+
+/* ---- Its document ---------------------------------------------------------------------------- */
+
+char *gr_cli_server_document(int64_t servers, int64_t replicas, const char *listen)
+{
+    json_t *document = json_pack("{s:i, s:{s:I, s:I, s:s}}", "gradus_server", DOCUMENT_VERSION,
+                                 "server", "servers", (json_int_t)servers, "replicas",
+                                 (json_int_t)replicas, "listen", listen);
+    char *text = document != NULL ? json_dumps(document, JSON_COMPACT) : NULL;
+    json_decref(document);
+    return text;
+}
+
+static gr_status take_document(server_options *options, const gr_node *root, gr_arena *arena,
+                               gr_diag *diag)
+{
+    static const char *const known[] = {"gradus_server", "server", NULL};
+    gr_status status = gr_node_version(root, DOCUMENT_NAME, "gradus_server", DOCUMENT_VERSION,
+                                       "gradus run makes one", diag);
+    if (status == GR_OK) {
+        status = gr_node_only(root, known, diag);
+    }
+    return status == GR_OK ? gr_config_from_node(&gr_server_table, options,
+                                                 gr_node_get(root, "server"), arena, diag)
+                           : status;
+}
+
+static gr_status read_document(server_options *options, gr_arena *arena, gr_diag *diag)
+{
+    char *text = NULL;
+    size_t size = 0;
+    gr_doc *doc = NULL;
+    gr_status status = gr_cli_read_document(DOCUMENT_NAME, "GRADUS_SERVER_FD",
+                                            (int)options->document_fd, &text, &size, diag);
+    if (status == GR_OK) {
+        status = gr_doc_parse_json(DOCUMENT_NAME, text, size, &doc, diag);
+    }
+    if (status == GR_OK) {
+        status = take_document(options, gr_doc_root(doc), arena, diag);
+    }
+    gr_doc_destroy(doc);
+    free(text);
+    return status;
+}
+
+/* ---- Its work -------------------------------------------------------------------------------- */
 
 /* Who waits for the signal that ends the server. */
 typedef struct ending {
@@ -171,8 +236,13 @@ static void print_server(const server_options *options, const gr_ps_server *serv
 
 static int work(const gr_cli_line *line)
 {
-    const server_options *options = line->options;
+    server_options said = *(const server_options *)line->options;
+    const server_options *options = &said;
     gr_diag diag = {0};
+    gr_status status = said.document_fd >= 0 ? read_document(&said, line->arena, &diag) : GR_OK;
+    if (status != GR_OK) {
+        return gr_cli_refuse(status, &diag);
+    }
     uint8_t secret[GR_SECRET_BYTES];
     bool printed = false;
     gr_ps_server *server = NULL;
@@ -201,7 +271,7 @@ static int work(const gr_cli_line *line)
     sigaddset(&end.signals, SIGINT);
     pthread_sigmask(SIG_BLOCK, &end.signals, NULL);
     (void)signal(SIGPIPE, SIG_IGN);
-    gr_status status = gr_ports_parse(options->ports, &config.ports, &diag);
+    status = gr_ports_parse(options->ports, &config.ports, &diag);
     if (status == GR_OK) {
         status = gr_cli_take_secret(&options->secret, secret, &printed, &diag);
     }

@@ -10,16 +10,12 @@
 #include "train/strategy/strategy.h"
 #include "train/train.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-
-enum { DOCUMENT_BYTES = 16 << 10 };
 
 typedef struct worker_options {
     int64_t document_fd, workers;
@@ -79,42 +75,6 @@ const gr_config_table gr_worker_table = {
     .struct_bytes = sizeof(worker_options),
 };
 
-/* All that the descriptor has, in heap memory: from its beginning where it has one, since workers
- * of one host share it. */
-static gr_status read_document(int fd, char **text_out, size_t *size_out, gr_diag *diag)
-{
-    char *text = NULL;
-    size_t used = 0, room = 0;
-    bool seeks = true;
-    for (ssize_t got = 1; got != 0;) {
-        if (used == room) {
-            room = room > 0 ? 2 * room : DOCUMENT_BYTES;
-            char *more = room <= 2 * (size_t)GR_DOC_BYTES_MAX ? realloc(text, room) : NULL;
-            if (more == NULL) {
-                free(text);
-                return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the job document");
-            }
-            text = more;
-        }
-        got = seeks ? pread(fd, text + used, room - used, (off_t)used)
-                    : read(fd, text + used, room - used);
-        if (got < 0 && errno == ESPIPE && seeks) {
-            seeks = false;
-        } else if (got < 0 && errno != EINTR) {
-            int error = errno;
-            free(text);
-            return gr_fail(diag, GR_E_INVALID,
-                           "the job document cannot be read from descriptor %d: %s; give it on "
-                           "stdin, or set GRADUS_JOB_FD",
-                           fd, strerror(error));
-        }
-        used += got > 0 ? (size_t)got : 0;
-    }
-    *text_out = text;
-    *size_out = used;
-    return GR_OK;
-}
-
 static gr_status read_job(const worker_options *options, gr_job **job_out, gr_diag *diag)
 {
     const gr_job_overrides overrides = {.run = {.workers = options->workers, .all_stop = true},
@@ -126,8 +86,10 @@ static gr_status read_job(const worker_options *options, gr_job **job_out, gr_di
         gr_status parsed = gr_job_parse(options->job, &overrides, job_out, diag);
         return parsed == GR_OK ? gr_job_resolve(*job_out, diag) : parsed;
     }
-    gr_status status =
-        given != NULL ? GR_OK : read_document((int)options->document_fd, &text, &size, diag);
+    gr_status status = given != NULL
+                           ? GR_OK
+                           : gr_cli_read_document("job document", "GRADUS_JOB_FD",
+                                                  (int)options->document_fd, &text, &size, diag);
     if (status == GR_OK) {
         status = gr_job_parse_document(given != NULL ? given : text, size, job_out, diag);
     }

@@ -64,6 +64,10 @@ gr_status gr_node_text(const gr_node *node, const char **value_out, gr_diag *dia
 gr_status gr_node_fail(const gr_node *node, gr_diag *diag, gr_status status, const char *format,
                        ...) GR_PRINTF(4, 5);
 
+/* The root of a document that gradus made itself, whose version is the value of `key`: at most
+ * `version`. `name` is the document's, `made_by` says how one is made. */
+gr_status gr_node_version(const gr_node *root, const char *name, const char *key, int version,
+                          const char *made_by, gr_diag *diag) GR_MUST_CHECK;
 /* Every key of `map` must be one of `known` (NULL-terminated); else the error names the nearest. */
 gr_status gr_node_only(const gr_node *map, const char *const *known, gr_diag *diag) GR_MUST_CHECK;
 

@@ -201,6 +201,24 @@ gr_status gr_node_text(const gr_node *node, const char **value_out, gr_diag *dia
     return GR_OK;
 }
 
+gr_status gr_node_version(const gr_node *root, const char *name, const char *key, int version,
+                          const char *made_by, gr_diag *diag)
+{
+    const gr_node *node = gr_node_get(root, key);
+    int64_t found = 0;
+    if (node == NULL) {
+        return gr_fail(diag, GR_E_INVALID, "%s: this is none; %s", name, made_by);
+    }
+    gr_status status = gr_node_int(node, 1, INT64_MAX, &found, diag);
+    if (status == GR_OK && found != version) {
+        status = gr_node_fail(node, diag, GR_E_INVALID,
+                              "version %" PRId64 " is newer than %d, which this gradus reads; "
+                              "install the same version on all hosts",
+                              found, version);
+    }
+    return status;
+}
+
 gr_status gr_node_only(const gr_node *map, const char *const *known, gr_diag *diag)
 {
     if (map == NULL || map->kind != GR_NODE_MAP) {

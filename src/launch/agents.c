@@ -99,7 +99,9 @@ _Noreturn static void become_agent(const gr_host_agent *of, gr_agent_config *age
                                          .cores = config->remote.cores_text,
                                          .folder = folder,
                                          .argv = (char **)(uintptr_t)agent->spawns[0].argv,
-                                         .document = config->command.document,
+                                         .document = gr_launch_job_serves(of)
+                                                         ? config->server.document
+                                                         : config->command.document,
                                          .self = agent->spawns[0].file != NULL,
                                          .environment = agent->environment},
                                .agent = *agent,

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { OWN_MAX = 21, SECRET_NAME_BYTES = sizeof "GRADUS_SECRET=" - 1 };
 
@@ -75,6 +76,8 @@ static bool make_own(const gr_environ_config *config, gr_arena *arena, const cha
     size_t count = 0;
     if (config->serves) {
         own[count++] = gr_arena_printf(arena, "GRADUS_SERVER_NUMBER=%d", config->rank);
+        own[count++] = gr_arena_printf(arena, "GRADUS_SERVER_FD=%d",
+                                       config->reads_document ? STDIN_FILENO : -1);
         if (config->servers != NULL) {
             own[count++] = gr_arena_strdup(arena, "GRADUS_SERVER_REPLACES=yes");
             own[count++] = gr_arena_printf(arena, "GRADUS_SERVERS=%s", config->servers);

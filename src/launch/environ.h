@@ -12,6 +12,7 @@
 
 typedef struct gr_environ_config {
     char *const *inherited; /* the launcher's own environment */
+    bool reads_document;    /* a parameter server, on its stdin */
     bool serves;            /* a parameter server, with that number in place of a rank */
     int rank, world_size;
     int local_rank, local_size;

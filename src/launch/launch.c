@@ -197,6 +197,9 @@ static void clean_up(gr_launch_job *job)
     if (job->setup.stdin_fd >= 0) {
         close(job->setup.stdin_fd);
     }
+    if (job->setup.server_stdin_fd >= 0) {
+        close(job->setup.server_stdin_fd);
+    }
     if (job->loop.signal_fd >= 0) {
         close(job->loop.signal_fd);
     }
@@ -229,9 +232,10 @@ static gr_status run_gang(gr_launch_job *job, gr_launch_report *report, gr_diag 
 
 gr_status gr_launch_run(const gr_launch_config *config, gr_launch_report *report_out, gr_diag *diag)
 {
-    gr_launch_job job = {.config = config,
-                         .setup = {.start_us = gr_launch_job_now_us(), .stdin_fd = -1},
-                         .loop = {.signal_fd = -1}};
+    gr_launch_job job = {
+        .config = config,
+        .setup = {.start_us = gr_launch_job_now_us(), .stdin_fd = -1, .server_stdin_fd = -1},
+        .loop = {.signal_fd = -1}};
     *report_out = (gr_launch_report){.rank = -1};
     if (config->workers < 1 || gr_launch_slots(config) > GR_LAUNCH_WORKERS_MAX) {
         return gr_fail(diag, GR_E_INVALID, "-np: %d workers cannot be started here; 1 to %d can",

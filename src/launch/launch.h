@@ -45,13 +45,14 @@ typedef struct gr_launch_command {
 
 /* Parameter servers beside the workers, which find them by GRADUS_SERVERS. */
 typedef struct gr_launch_servers {
-    int count;         /* 0: none */
-    char *const *argv; /* words of this program, NULL-terminated, that make it one of them:
+    int count;            /* 0: none */
+    char *const *argv;    /* words of this program, NULL-terminated, that make it one of them:
                           GRADUS_SERVER_NUMBER tells it which, and a line like
                           GRADUS_SERVER_0=unix:@... on its stdout tells where it is */
-    bool spare;        /* the job goes on without one of them while others are left, once each
+    const char *document; /* what each reads on stdin (GRADUS_SERVER_FD); NULL: nothing */
+    bool spare;           /* the job goes on without one of them while others are left, once each
                           has said GRADUS_SERVERS_MET=yes */
-    const char *file;  /* gets their addresses and the job's secret, as lines of a shell, for as
+    const char *file;     /* gets their addresses and the job's secret, as lines of a shell, for as
                           long as the job runs; NULL */
 } gr_launch_servers;
 

@@ -51,7 +51,7 @@ typedef struct gr_launch_setup {
     gr_host first_host;
     bool name_hosts; /* there are several */
     int master_port;
-    int stdin_fd;
+    int stdin_fd, server_stdin_fd;
     int records_max;    /* so many workers may have a record */
     rlim_t descriptors; /* the soft limit that workers get; 0: as the launcher */
 } gr_launch_setup;

@@ -215,6 +215,9 @@ gr_status gr_launch_job_prepare(gr_launch_job *job, gr_diag *diag)
         job->fault_next_us[i] = config->faults[i].at_us;
     }
     status = gr_spawn_make_stdin(config->command.document, &job->setup.stdin_fd, diag);
+    if (status == GR_OK) {
+        status = gr_spawn_make_stdin(config->server.document, &job->setup.server_stdin_fd, diag);
+    }
     if (status != GR_OK) {
         return status;
     }
@@ -251,6 +254,7 @@ static gr_status set_up_server(const gr_launch_job *job, const gr_host_agent *of
         &job->schedule.servers[gr_launch_job_server_number(job, slot)];
     const gr_environ_config environment = {.inherited = inherited_at(config, &of->host),
                                            .serves = true,
+                                           .reads_document = config->server.document != NULL,
                                            .servers = server->replaces ? job->server_list : NULL,
                                            .rank = gr_launch_job_server_number(job, slot),
                                            .secret_hex = secret_hex,
@@ -260,6 +264,7 @@ static gr_status set_up_server(const gr_launch_job *job, const gr_host_agent *of
     gr_spawn *spawn = agent->spawns;
     *spawn = spawn_at(job, slot, *agent->environment);
     spawn->argv = config->server.argv;
+    spawn->stdin_fd = job->setup.server_stdin_fd;
     spawn->file = "/proc/self/exe";
     spawn->descriptors = 0;
     spawn->cores = config->restrict_cores ? config->cores : NULL;

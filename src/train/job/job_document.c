@@ -142,18 +142,8 @@ static void take_trees_plain(const gr_job *job, const gr_job_part *part)
 static gr_status check_version(const gr_node *root, gr_diag *diag)
 {
     static const char *const known[] = {"gradus_job", "path", "job", "run", NULL};
-    const gr_node *node = gr_node_get(root, "gradus_job");
-    int64_t version = 0;
-    if (node == NULL) {
-        return gr_fail(diag, GR_E_INVALID, DOCUMENT_NAME ": this is none; " HOW_TO_MAKE);
-    }
-    gr_status status = gr_node_int(node, 1, INT64_MAX, &version, diag);
-    if (status == GR_OK && version != GR_JOB_DOCUMENT_VERSION) {
-        status = gr_node_fail(node, diag, GR_E_INVALID,
-                              "version %" PRId64 " is newer than %d, which this gradus reads; "
-                              "install the same version on all hosts",
-                              version, GR_JOB_DOCUMENT_VERSION);
-    }
+    gr_status status = gr_node_version(root, DOCUMENT_NAME, "gradus_job", GR_JOB_DOCUMENT_VERSION,
+                                       HOW_TO_MAKE, diag);
     return status == GR_OK ? gr_node_only(root, known, diag) : status;
 }
 
