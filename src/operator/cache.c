@@ -381,7 +381,7 @@ gr_status gr_cache_put(gr_cache *cache, size_t resource, const json_t *object,
     if (job == NULL) {
         return entry != NULL ? drop_entry(cache, entry) : GR_OK;
     }
-    if (entry == NULL && source != GR_FROM_LIST && version != 0 && version < newest) {
+    if (entry == NULL && source != GR_FROM_LIST && version != 0 && version <= newest) {
         *is_doubtful_out = true;
         return GR_OK;
     }

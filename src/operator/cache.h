@@ -41,7 +41,7 @@ typedef enum gr_cache_source { GR_FROM_LIST, GR_FROM_WATCH, GR_FROM_ANSWER } gr_
 
 /* An object as a list, a watch, or an answer to a write has it (borrowed). One that is older than
  * what the cache has is passed over. *is_doubtful_out is set, and nothing put, where a watch or an
- * answer shows an object that is not there and is older than what a watch has shown of its
+ * answer shows an object that is not there and is not newer than what a watch has shown of its
  * resource: it may have been deleted since, which only a new list can tell. GR_E_NO_MEMORY. */
 gr_status gr_cache_put(gr_cache *cache, size_t resource, const json_t *object,
                        gr_cache_source source, bool *is_doubtful_out) GR_MUST_CHECK;

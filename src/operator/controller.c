@@ -628,6 +628,16 @@ static void start(gr_controller_job *job, gr_controller_action *action)
     action->verb = job->is_getting ? "get" : gr_object_text(one, "verb");
 }
 
+/* Is the object gone by its deletion? A pod that has ended goes at once, though the answer has a
+ * deletionTimestamp, as that of one that takes its time. */
+static bool is_gone_by(const json_t *answer)
+{
+    const json_t *grace_s = gr_object_at(answer, "metadata.deletionGracePeriodSeconds");
+    return gr_object_text(answer, "metadata.deletionTimestamp") == NULL ||
+           (json_is_integer(grace_s) && json_integer_value(grace_s) == 0 &&
+            json_array_size(gr_object_at(answer, "metadata.finalizers")) == 0);
+}
+
 static gr_status written(gr_controller *c, gr_controller_job *job, const json_t *answer)
 {
     const json_t *object = gr_object_at(write_of(job), "object");
@@ -637,8 +647,7 @@ static gr_status written(gr_controller *c, gr_controller_job *job, const json_t 
     if (strcmp(verb, "status") == 0 && resource == job->resource) {
         status = count_conditions(c, job, object);
     }
-    if (status == GR_OK && strcmp(verb, "delete") == 0 &&
-        gr_object_text(answer, "metadata.deletionTimestamp") == NULL) {
+    if (status == GR_OK && strcmp(verb, "delete") == 0 && is_gone_by(answer)) {
         status = gr_cache_remove(c->cache, resource, object);
     } else if (status == GR_OK && answer != NULL) {
         status =

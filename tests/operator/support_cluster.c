@@ -145,10 +145,18 @@ static gr_api_answer delete_object(cluster *k, size_t resource, const json_t *is
 {
     json_t *made = json_deep_copy(is);
     if (resource == pods()) {
-        if (gr_object_at(is, "metadata.deletionTimestamp") == NULL) {
+        const char *phase = gr_object_text(is, "status.phase");
+        bool is_done =
+            phase != NULL && (strcmp(phase, "Succeeded") == 0 || strcmp(phase, "Failed") == 0);
+        bool is_going = gr_object_at(is, "metadata.deletionTimestamp") != NULL;
+        if (!is_going) {
             put(json_object_get(made, "metadata"), "deletionTimestamp", json_string(now));
+            put(json_object_get(made, "metadata"), "deletionGracePeriodSeconds",
+                json_integer(is_done ? 0 : 30));
+        }
+        if (is_done || !is_going) { /* nothing of what is done has to end */
             json_incref(made);
-            store(k, resource, made, "MODIFIED");
+            store(k, resource, made, is_done ? "DELETED" : "MODIFIED");
         }
         *object_out = json_deep_copy(made);
         json_decref(made);

@@ -339,6 +339,53 @@ static void controller_event_of_the_past_asks_for_a_list(void **state)
     close_fixture(&f);
 }
 
+/* The API server removes a pod that has ended at once. Its answer has the version of the removal, and
+ * a deletionTimestamp, as that of a pod that takes time to end. */
+static void controller_answer_about_what_a_watch_has_shown_gone_asks_for_a_list(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    show_all(&f);
+    gr_controller_lead(f.controller, true);
+    run(&f);
+    size_t pods = cluster_resource("v1", "Pod");
+    json_t *job = json_deep_copy(
+        cluster_find(&f.k, cluster_resource("kubeflow.org/v2beta1", "MPIJob"), "lab", "train"));
+    json_object_set_new(json_object_get(job, "metadata"), "resourceVersion", json_string("9000"));
+    json_object_set_new(
+        json_object_get(json_object_get(json_object_get(job, "spec"), "mpiReplicaSpecs"), "Worker"),
+        "replicas", json_integer(1));
+    assert_int_equal(gr_controller_seen(f.controller,
+                                        cluster_resource("kubeflow.org/v2beta1", "MPIJob"), job,
+                                        false),
+                     GR_OK);
+    gr_controller_action action = next(&f);
+    while (action.verb != NULL && strcmp(action.verb, "delete") != 0) {
+        (void)carry_out(&f, &action);
+        action = next(&f);
+    }
+    expect(&action, "delete", "Pod");
+    json_t *pod = json_deep_copy(
+        cluster_find(&f.k, pods, "lab", gr_object_text(action.object, "metadata.name")));
+    json_t *metadata = json_object_get(pod, "metadata");
+    json_object_set_new(metadata, "resourceVersion", json_string("9001"));
+    json_object_set_new(metadata, "deletionTimestamp", json_string("2026-05-01T10:00:00Z"));
+    assert_int_equal(gr_controller_gone(f.controller, pods, pod), GR_OK);
+    assert_int_equal(gr_controller_answer(f.controller, action.job, &f.now, GR_API_OK, pod), GR_OK);
+    bool is_listed = false;
+    while (!is_listed && (action = next(&f)).verb != NULL) {
+        is_listed = strcmp(action.verb, "list") == 0 && action.resource == pods;
+        if (!is_listed) {
+            (void)carry_out(&f, &action);
+        }
+    }
+    assert_true(is_listed);
+    json_decref(job);
+    json_decref(pod);
+    close_fixture(&f);
+}
+
 /* Lists and looks, until nothing moves. */
 static void live(fixture *f)
 {
@@ -726,6 +773,7 @@ int main(void)
         cmocka_unit_test(controller_object_of_another_in_the_way_is_told_and_retried),
         cmocka_unit_test(controller_with_a_stale_cache_creates_nothing_twice),
         cmocka_unit_test(controller_event_of_the_past_asks_for_a_list),
+        cmocka_unit_test(controller_answer_about_what_a_watch_has_shown_gone_asks_for_a_list),
         cmocka_unit_test(controller_reads_what_its_kinds_own),
         cmocka_unit_test(controller_jobs_of_one_name_leave_each_other_in_peace),
         cmocka_unit_test(controller_job_goes_when_its_time_to_live_is_over),
