@@ -339,8 +339,8 @@ static void controller_event_of_the_past_asks_for_a_list(void **state)
     close_fixture(&f);
 }
 
-/* The API server removes a pod that has ended at once. Its answer has the version of the removal, and
- * a deletionTimestamp, as that of a pod that takes time to end. */
+/* The API server removes a pod that has ended at once. Its answer has the version of the removal,
+ * and a deletionTimestamp, as that of a pod that takes time to end. */
 static void controller_answer_about_what_a_watch_has_shown_gone_asks_for_a_list(void **state)
 {
     (void)state;
