@@ -10,6 +10,7 @@ import subprocess
 import pytest
 
 from conftest import SOURCE, sha256_of, wait_until
+from kube_node import make_image
 from test_submit_cluster import node  # noqa: F401: a fixture
 
 pytestmark = pytest.mark.long
@@ -18,19 +19,6 @@ EPOCHS, EVAL_EVERY = 1500, 1500
 BASE = SOURCE / "deploy" / "base"
 IMAGE = "local.test/gradus:1"
 WAIT_S = 180
-
-
-def make_image(folder, program):
-    """The command, a shell, their libraries, each under its own path, and nothing else."""
-    found = {"/usr/bin/gradus": program, "/bin/sh": "/bin/sh"}
-    for one in (program, "/bin/sh"):
-        for line in subprocess.run(["ldd", one], check=True, capture_output=True,
-                                   text=True).stdout.splitlines():
-            found.update((word, word) for word in line.split() if word.startswith("/"))
-    for path, source in found.items():
-        target = folder / path.lstrip("/")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(source, target)
 
 
 def ask(node, *words, text=None):

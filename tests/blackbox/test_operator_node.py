@@ -13,7 +13,8 @@ import subprocess
 import pytest
 
 from conftest import SOURCE
-from test_gradusjob_cluster import IMAGE, ask, make_image
+from kube_node import make_image
+from test_gradusjob_cluster import IMAGE, ask
 from test_submit_cluster import node  # noqa: F401: a fixture
 
 pytestmark = pytest.mark.long
