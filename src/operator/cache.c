@@ -39,6 +39,7 @@ struct gr_cache {
     table groups, entries;
     uint64_t newest[RESOURCES_MAX]; /* version that a list or a watch has shown */
     uint32_t lists[RESOURCES_MAX];
+    size_t counts[RESOURCES_MAX], listed[RESOURCES_MAX]; /* entries; those in the last list */
 };
 
 /* ---- Tables ---------------------------------------------------------------------------------- */
@@ -110,6 +111,9 @@ gr_status gr_cache_create(const gr_operator_kind *const *kinds, gr_cache_changed
     gr_cache *cache = calloc(1, sizeof *cache);
     if (cache == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a cache of Kubernetes objects");
+    }
+    for (size_t i = 0; i < RESOURCES_MAX; i++) {
+        cache->lists[i] = 1; /* 0: of an entry that none has shown */
     }
     cache->kinds = kinds;
     cache->changed = changed;
@@ -225,6 +229,7 @@ static gr_cache_entry *add_entry(gr_cache *cache, size_t resource, gr_cache_grou
     }
     memcpy(entry->name, name, name_bytes);
     entry->resource = (uint16_t)resource;
+    cache->counts[resource]++;
     put_node(&cache->entries, &entry->node, hash_of(group->space, name, resource));
     entry->group = group;
     entry->next = group->entries;
@@ -236,9 +241,18 @@ static gr_cache_entry *add_entry(gr_cache *cache, size_t resource, gr_cache_grou
     return entry;
 }
 
+/* A list shows it. */
+static void mark_listed(gr_cache *cache, gr_cache_entry *entry)
+{
+    cache->listed[entry->resource] += entry->list != cache->lists[entry->resource];
+    entry->list = cache->lists[entry->resource];
+}
+
 /* Takes it out of table and group, and frees it. */
 static void free_entry(gr_cache *cache, gr_cache_entry *entry)
 {
+    cache->counts[entry->resource]--;
+    cache->listed[entry->resource] -= entry->list == cache->lists[entry->resource];
     take_node(&cache->entries, &entry->node);
     *entry->here = entry->next;
     if (entry->next != NULL) {
@@ -356,7 +370,9 @@ static gr_status put_entry(gr_cache *cache, size_t resource, const json_t *objec
         return status;
     }
     entry->version = version_of(object);
-    entry->list = source == GR_FROM_LIST ? cache->lists[resource] : entry->list;
+    if (source == GR_FROM_LIST) {
+        mark_listed(cache, entry);
+    }
     return is_same ? GR_OK : cache->changed(cache->changed_arg, group, resource, true);
 }
 
@@ -374,7 +390,9 @@ gr_status gr_cache_put(gr_cache *cache, size_t resource, const json_t *object,
     }
     gr_cache_entry *entry = find_entry(cache, resource, space, name);
     if (entry != NULL && version != 0 && version <= entry->version) {
-        entry->list = source == GR_FROM_LIST ? cache->lists[resource] : entry->list;
+        if (source == GR_FROM_LIST) {
+            mark_listed(cache, entry);
+        }
         return GR_OK;
     }
     const char *job = row->is_job ? name : row->is_global ? "" : job_of(cache, object);
@@ -408,6 +426,7 @@ gr_status gr_cache_remove(gr_cache *cache, size_t resource, const json_t *object
 void gr_cache_begin_list(gr_cache *cache, size_t resource)
 {
     cache->lists[resource]++;
+    cache->listed[resource] = 0;
 }
 
 gr_status gr_cache_end_list(gr_cache *cache, size_t resource, const char *version)
@@ -415,6 +434,9 @@ gr_status gr_cache_end_list(gr_cache *cache, size_t resource, const char *versio
     uint64_t newest = parse_version(version);
     if (newest > cache->newest[resource]) { /* what is gone by now is not in the list */
         cache->newest[resource] = newest;
+    }
+    if (cache->listed[resource] == cache->counts[resource]) {
+        return GR_OK; /* nothing is to go; to look at all entries takes as long as many looks */
     }
     gr_cache_node *next;
     for (gr_cache_node *at = next_node(&cache->entries, NULL); at != NULL; at = next) {
