@@ -99,16 +99,17 @@ class Plan:
                    for line in lines_of(output)) or (self.epoch == 0 and lines_of(output))
 
 
-def processes_of(uid):
-    """Of a pod; the first one holds its network."""
+def processes_of(uid, way):
+    """Of a pod; but for `node` without the one that holds its network."""
     found = []
     for path in pathlib.Path("/proc").glob("[0-9]*/cgroup"):
         try:
-            if f"pod{uid}" in path.read_text():
+            is_worker = (path.parent / "comm").read_text() != "pause\n"
+            if f"pod{uid}" in path.read_text() and (is_worker or way == "node"):
                 found.append(int(path.parent.name))
         except OSError:
             continue
-    return sorted(found)
+    return found
 
 
 class Losses:
@@ -151,13 +152,13 @@ class Losses:
             self.node.kubectl("delete", "pod", pod, "--ignore-not-found", "--wait=false",
                               f"--grace-period={grace_s}", *force)
             return state
-        processes = processes_of(found)
-        for pid in processes if way == "node" else processes[1:]:
+        processes = processes_of(found, way)
+        for pid in processes:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-        return state if processes[way == "kill":] else None
+        return state if processes else None
 
     def run(self, name, plan):
         """(how it ended, its output, its restarts, the losses that took place, seconds until all
