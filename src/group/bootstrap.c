@@ -277,8 +277,16 @@ gr_status gr_bootstrap_retry(gr_joining *join, gr_status status, gr_diag *diag)
                  (status == GR_E_PEER_LOST || status == GR_E_AUTH || status == GR_E_IN_USE ||
                   status == GR_E_NOT_FOUND); /* a pod's name comes with its address */
     /* The name of a host that has gone is no longer known. */
-    again = again || (looks_around(join) && status != GR_E_NO_MEMORY && status != GR_E_IO);
-    return again && sleep_before_lookup(join) ? lookup(join, diag) : status;
+    bool looks = looks_around(join) && status != GR_E_NO_MEMORY && status != GR_E_IO;
+    if ((again || looks) && sleep_before_lookup(join)) {
+        return lookup(join, diag);
+    }
+    return looks ? gr_fail(diag, GR_E_PEER_LOST,
+                           "no coordinator of the job has let this worker join within %g s "
+                           "(GRADUS_JOIN_TIMEOUT): its workers have ended, or cannot be reached at "
+                           "GRADUS_COORDINATOR",
+                           (double)join->config->join_timeout_us / 1e6)
+                 : status;
 }
 
 int64_t gr_bootstrap_patience_us(const gr_joining *join)

@@ -8,8 +8,9 @@
  *
  *   no pod is there              the next attempt: all pods are made
  *   not all have run yet         what is missing is made; one that failed or goes ends the attempt
- *   all have run (Running)       what is lost stays lost: nobody could join any more; but for
- *                                parameter servers (gradusjob_servers.c)
+ *   all have run (Running)       what is lost is made anew, and joins the others; of a program of
+ *                                one's own it stays lost; of parameter servers gradusjob_servers.c
+ *                                tells
  *   another number is wanted,
  *   or too few are left          all pods go; the next attempt goes on from the checkpoint
  *
@@ -29,8 +30,10 @@
 #include <string.h>
 
 #define CONTAINER GR_GRADUSJOB_CONTAINER
+#define COORDINATOR_PORT "coordinator"
 #define WORKERS "spec.workers"
 #define SIZE_LABEL "gradus.dev/workers"
+#define JOINING_LABEL "gradus.dev/joining"
 #define OUTPUT_PATH "/gradus/output"
 #define OUTPUT_VOLUME "gradus-output"
 #define JOB_PATH "/gradus/job"
@@ -42,6 +45,10 @@ enum {
     MASTER_PORT = 29500, /* of torch.distributed; programs of Gradus meet at the one behind it */
     SERVER_PORT = 29510,
     ATTEMPTS_MAX = 3, /* that end by losses; runPolicy.backoffLimit says otherwise */
+    /* So many pods of an attempt are replaced, and a share of its size: each costs the others a
+     * step, and one that fails again and again is of no use. */
+    REPLACED_MIN = 16,
+    REPLACED_SHARE = 2,
     CODE_RESUME = 75, /* asked to end, and may go on */
     CODE_PEER = 76,   /* failed only since another one did */
     FIRST_SIGNAL = 128
@@ -337,6 +344,40 @@ void gr_gradusjob_add_secret(gr_training *t, json_t *container)
                      &t->look.no_memory);
 }
 
+/* The job runs: what is made now joins the others. */
+static bool is_running(const gr_training *t)
+{
+    return gr_object_holds(json_object_get(t->look.status, "conditions"), "Running");
+}
+
+/* Where the coordinator may be: with the first worker, or any other that has taken it over. */
+static json_t *addresses(gr_training *t, const gr_training_role *role, int64_t index)
+{
+    char *text = NULL, pod[GR_TRAINING_NAME_BYTES];
+    size_t size_bytes = 0;
+    FILE *out = open_memstream(&text, &size_bytes);
+    for (int64_t n = 0; out != NULL && n < role->replicas; n++) {
+        gr_training_name(t, role, n, pod);
+        if (n != index) {
+            fprintf(out, "%stcp:%s.%s:%" PRId64, ftell(out) > 0 ? " " : "", pod, t->look.name,
+                    role->port + 1);
+        }
+    }
+    json_t *value = out != NULL && fclose(out) == 0 ? json_string(text) : NULL;
+    free(text);
+    return value;
+}
+
+/* Workers that join do not wait for long for others that may all be gone. */
+static void add_joining(gr_training *t, json_t *container, const gr_training_role *role,
+                        int64_t index)
+{
+    gr_training_add_env(t, container, "GRADUS_JOINING", "yes");
+    gr_training_add_env(t, container, "GRADUS_FAILOVER", "yes");
+    gr_training_add_env(t, container, "GRADUS_JOIN_TIMEOUT", "1min");
+    add_env(t, container, "GRADUS_COORDINATOR", addresses(t, role, index));
+}
+
 /* What workers meet by: the variables of torchrun, which Gradus reads as well (src/group). */
 static void add_meeting(gr_training *t, json_t *container, const gr_training_role *role,
                         int64_t index)
@@ -351,7 +392,15 @@ static void add_meeting(gr_training *t, json_t *container, const gr_training_rol
     add_env(t, container, "MASTER_ADDR", json_sprintf("%s-worker-0.%s", name, name));
     add_number(t, container, "MASTER_PORT", role->port);
     add_env(t, container, "TORCHELASTIC_RUN_ID", json_string(name));
-    gr_training_add_env(t, container, "GRADUS_JOIN_TIMEOUT", GR_GRADUSJOB_JOIN_TIMEOUT);
+    if (is_running(t)) {
+        add_joining(t, container, role, index);
+    } else {
+        gr_training_add_env(t, container, "GRADUS_JOIN_TIMEOUT", GR_GRADUSJOB_JOIN_TIMEOUT);
+    }
+    gr_object_append(gr_object_list(container, "ports", &t->look.no_memory),
+                     json_pack("{s:s, s:I}", "name", COORDINATOR_PORT, "containerPort",
+                               (json_int_t)role->port + 1),
+                     &t->look.no_memory);
     if (min < role->replicas) {
         add_number(t, container, "GRADUS_MIN_WORKERS", min);
     }
@@ -453,10 +502,12 @@ static void complete_pod(gr_training *t, const gr_training_role *role, int64_t i
 
 static void complete_labels(gr_training *t, const gr_training_role *role, json_t *labels)
 {
-    (void)role;
     gr_object_put(labels, SIZE_LABEL, json_sprintf("%" PRId64, t->roles[0].replicas),
                   &t->look.no_memory);
     gr_gradusjob_label_servers(t, labels);
+    if (is_running(t) && strcmp(role->name, GR_GRADUSJOB_SERVER) != 0) {
+        gr_object_put_text(labels, JOINING_LABEL, "yes", &t->look.no_memory);
+    }
 }
 
 /* ---- Service and Secret ---------------------------------------------------------------------- */
@@ -517,6 +568,7 @@ typedef struct attempt {
     int64_t size;      /* as many as it has, by its label */
     int64_t servers;   /* likewise */
     int64_t working;   /* pods that run or will */
+    int64_t original;  /* those of them that were made with the attempt */
     int64_t succeeded; /* with code 0 */
     int64_t going;     /* told to go */
     int64_t lost;      /* by a signal, with their node, by somebody's delete */
@@ -546,6 +598,7 @@ static void count_pod(const gr_training_role *role, const json_t *pod, attempt *
     a->servers = servers != NULL ? strtoll(servers, NULL, 10) : 0;
     a->going += gr_object_at(pod, "metadata.deletionTimestamp") != NULL;
     a->working += !has_failed && !is_done;
+    a->original += !has_failed && !is_done && json_object_get(labels, JOINING_LABEL) == NULL;
     a->succeeded += is_done;
     a->peerless += has_failed && code == CODE_PEER;
     a->asked += has_failed && code == CODE_RESUME;
@@ -582,6 +635,45 @@ static void begin_anew(gr_training *t, const char *what, const char *message)
     gr_training_delete_pods(t);
     gr_training_event(t, "Normal", what, message);
     gr_training_set_condition(t, "Restarting", true, what, message);
+    if (json_object_get(t->look.status, "replaced") != NULL) {
+        gr_object_put(t->look.status, "replaced", json_integer(0), &t->look.no_memory);
+    }
+}
+
+/* May a worker join? Not where all are needed, where the program may not know how to take one in,
+ * or when the others are done. */
+static bool may_join(const gr_training *t, const gr_training_role *role, const attempt *a)
+{
+    int64_t min = gr_object_int(t->look.job, WORKERS ".Worker.minReplicas", 1);
+    return a->is_formed && is_native(gr_object_at(t->look.job, "spec")) && min < role->replicas &&
+           a->working > 0 && a->succeeded == 0 &&
+           gr_object_int(t->look.status, "replaced", 0) <
+               REPLACED_MIN + REPLACED_SHARE * role->replicas;
+}
+
+/* Pods that were lost make room, and those that have gone are made anew. One that only lost the
+ * others is not replaced when just joining ones are left: they may be waiting for nobody. */
+static void replace_lost(gr_training *t, gr_training_role *role, const attempt *a)
+{
+    int64_t missing = 0;
+    for (int64_t n = 0; n < role->replicas; n++) {
+        const json_t *pod = role->pods[n];
+        int64_t code = FIRST_SIGNAL;
+        bool has_failed = has_phase(pod, "Failed");
+        if (has_failed) {
+            (void)gr_training_exit_code(role, pod, &code);
+        }
+        if (has_failed && (code >= FIRST_SIGNAL || (code == CODE_PEER && a->original > 0))) {
+            gr_training_delete_pod(t, pod);
+        }
+        missing += pod == NULL;
+    }
+    role->is_closed = false;
+    if (missing > 0) {
+        gr_object_put(t->look.status, "replaced",
+                      json_integer(gr_object_int(t->look.status, "replaced", 0) + missing),
+                      &t->look.no_memory);
+    }
 }
 
 static int64_t backoff_limit(const gr_training *t)
@@ -687,6 +779,9 @@ static bool keep_attempt(gr_training *t)
     }
     if (a.is_formed && a.working > 0 && s.lost > 0) {
         gr_gradusjob_replace_servers(t, backoff_limit(t));
+    }
+    if (may_join(t, role, &a)) {
+        replace_lost(t, role, &a);
     }
     return true;
 }

@@ -274,6 +274,11 @@ void gr_training_delete_pods(gr_training *t)
     delete_objects(t, false);
 }
 
+void gr_training_delete_pod(gr_training *t, const json_t *pod)
+{
+    (void)delete_own(t, pod);
+}
+
 static void delete_pod_group(gr_training *t)
 {
     char message[GR_EVENT_BYTES];

@@ -97,6 +97,8 @@ void gr_training_event(gr_training *t, const char *type, const char *what, const
 void gr_training_delete_pods(gr_training *t);
 /* Is it of the server role? Also of a pod that no role wants any more. */
 bool gr_training_serves(const gr_training *t, const json_t *pod);
+/* Deletes one pod, unless it goes already. */
+void gr_training_delete_pod(gr_training *t, const json_t *pod);
 /* How the container that works has ended; false: it has not, or nobody knows. */
 bool gr_training_exit_code(const gr_training_role *role, const json_t *pod, int64_t *code_out);
 /* The job ends, `type` is "Succeeded" or "Failed". */

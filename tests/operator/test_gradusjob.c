@@ -280,7 +280,16 @@ static void command_runs_in_the_users_image_and_needs_all(void **state)
     close_cluster(&c);
 }
 
-static void worker_lost_the_others_go_on_without_it(void **state)
+/* Made while the job runs: it looks for the others, and waits for a place. */
+static void assert_joins(const cluster *c, const char *pod, const char *coordinator)
+{
+    assert_string_equal(variable(c, pod, "GRADUS_JOINING"), "yes");
+    assert_string_equal(variable(c, pod, "GRADUS_FAILOVER"), "yes");
+    assert_string_equal(variable(c, pod, "GRADUS_COORDINATOR"), coordinator);
+    assert_string_equal(variable(c, pod, "GRADUS_JOIN_TIMEOUT"), "1min");
+}
+
+static void worker_lost_is_made_anew_and_joins_the_others(void **state)
 {
     (void)state;
     for (int is_deleted = 0; is_deleted < 2; is_deleted++) {
@@ -288,6 +297,7 @@ static void worker_lost_the_others_go_on_without_it(void **state)
         open_cluster(&c, 3);
         run_all_pods(&c);
         assert_true(holds(&c, "Running"));
+        assert_null(variable(&c, "train-worker-0", "GRADUS_JOINING"));
         if (is_deleted) { /* it runs on until it is gone */
             set(find(&c, "Pod", "train-worker-0"), "metadata.deletionTimestamp",
                 "'2026-05-01T10:00:00Z'");
@@ -296,19 +306,100 @@ static void worker_lost_the_others_go_on_without_it(void **state)
             remove_object(&c, "Pod", "train-worker-0");
         } else {
             end_pod(&c, "train-worker-0", 137);
+            look(&c);
+            assert_writes(&c, "delete train-worker-0, status train");
+            carry_out(&c);
         }
         settle(&c);
         assert_true(holds(&c, "Running") && !holds(&c, "Restarting"));
-        assert_int_equal(count_pods(&c), is_deleted ? 2 : 3);
+        assert_int_equal(count_pods(&c), 3);
+        assert_int_equal(gr_object_int(c.job, "status.replaced", 0), 1);
+        assert_joins(&c, "train-worker-0",
+                     "tcp:train-worker-1.train:29501 tcp:train-worker-2.train:29501");
+        run_all_pods(&c);
         end_pod(&c, "train-worker-1", 0);
+        end_pod(&c, "train-worker-2", 137); /* the job is done: nobody joins it any more */
         settle(&c);
         assert_true(holds(&c, "Running"));
-        end_pod(&c, "train-worker-2", 0);
+        assert_int_equal(gr_object_int(c.job, "status.replaced", 0), 1);
+        end_pod(&c, "train-worker-0", 0);
         settle(&c);
         assert_true(holds(&c, "Succeeded"));
         assert_int_equal(gr_object_int(c.job, "status.restarts", 0), 0);
         close_cluster(&c);
     }
+}
+
+/* It has lost the others. Joining ones may wait for nobody, and are not replaced for ever. */
+static void worker_that_lost_the_others_is_replaced_unless_only_joining_ones_are_left(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 2);
+    run_all_pods(&c);
+    end_pod(&c, "train-worker-1", 76);
+    settle(&c);
+    assert_joins(&c, "train-worker-1", "tcp:train-worker-0.train:29501");
+    run_all_pods(&c);
+    end_pod(&c, "train-worker-0", 76);
+    settle(&c);
+    assert_null(variable(&c, "train-worker-0", "GRADUS_JOINING"));
+    assert_true(holds(&c, "Running"));
+    end_pod(&c, "train-worker-1", 76); /* nobody was there */
+    look(&c);
+    assert_writes(&c, "delete train-worker-0, delete train-worker-1, status train");
+    carry_out(&c);
+    assert_true(holds(&c, "Restarting"));
+    assert_int_equal(gr_object_int(c.job, "status.replaced", -1), 0);
+    run_all_pods(&c);
+    assert_null(variable(&c, "train-worker-1", "GRADUS_JOINING"));
+    assert_true(holds(&c, "Running"));
+    close_cluster(&c);
+}
+
+static void worker_lost_again_and_again_stays_lost_in_the_end(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 2);
+    run_all_pods(&c);
+    int replaced = 0;
+    for (; replaced < 100; replaced++) {
+        run_all_pods(&c);
+        end_pod(&c, "train-worker-1", 137);
+        settle(&c);
+        if (gr_object_int(c.job, "status.replaced", 0) == replaced) {
+            break;
+        }
+    }
+    assert_int_equal(replaced, 20);
+    assert_true(holds(&c, "Running") && !holds(&c, "Restarting"));
+    end_pod(&c, "train-worker-0", 0);
+    settle(&c);
+    assert_true(holds(&c, "Succeeded"));
+    close_cluster(&c);
+}
+
+/* A program of one's own may not know how to take a worker in. */
+static void worker_of_a_command_lost_stays_lost(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 3);
+    json_object_del(gr_object_at(c.job, "spec"), "job");
+    set(c.job, "spec.command", "['./train']");
+    set(c.job, "spec.workers.minReplicas", "1");
+    run_all_pods(&c);
+    end_pod(&c, "train-worker-0", 137);
+    settle(&c);
+    assert_true(holds(&c, "Running") && !holds(&c, "Restarting"));
+    assert_int_equal(gr_object_int(c.job, "status.replaced", 0), 0);
+    assert_true(gr_object_is_text(find(&c, "Pod", "train-worker-0"), "status.phase", "Failed"));
+    end_pod(&c, "train-worker-1", 0);
+    end_pod(&c, "train-worker-2", 0);
+    settle(&c);
+    assert_true(holds(&c, "Succeeded"));
+    close_cluster(&c);
 }
 
 static void too_few_left_all_begin_anew_until_the_limit(void **state)
@@ -512,7 +603,10 @@ int main(void)
         cmocka_unit_test(job_of_a_config_map_is_a_file_of_the_workers),
         cmocka_unit_test(job_of_a_config_map_badly_named_is_told),
         cmocka_unit_test(command_runs_in_the_users_image_and_needs_all),
-        cmocka_unit_test(worker_lost_the_others_go_on_without_it),
+        cmocka_unit_test(worker_lost_is_made_anew_and_joins_the_others),
+        cmocka_unit_test(worker_that_lost_the_others_is_replaced_unless_only_joining_ones_are_left),
+        cmocka_unit_test(worker_lost_again_and_again_stays_lost_in_the_end),
+        cmocka_unit_test(worker_of_a_command_lost_stays_lost),
         cmocka_unit_test(too_few_left_all_begin_anew_until_the_limit),
         cmocka_unit_test(pod_lost_before_all_have_run_all_begin_anew),
         cmocka_unit_test(exit_code_of_a_worker_fails_the_job_unless_others_were_lost),
