@@ -62,6 +62,7 @@ def test_workers_killed_at_random_moments_are_replaced(gradus, job, undisturbed,
     """Also while another one joins: more than half of those that ran last are left each time."""
     chance = random.Random(seed)
     run = Run(gradus, job)
+    run.wait_for("epoch")
     for _ in range(6):
         run.wait_for("epoch", count(run, "epoch") + chance.randint(1, 6))
         if is_over(run):
