@@ -98,6 +98,8 @@ def test_job_is_scaled_suspended_and_loses_pods(gradus, node, operator, job, und
     wait_for("epoch", 1)
     ask(node, "delete", "pod", "digits-worker-0", "--grace-period=1")
     wait_for("recovered", 1)
+    wait_for("changed", 1)  # the pod that was made in its place has joined
+    assert [line["workers"] for line in events("changed")] == [3]
     ask(node, "scale", "gradusjob/digits", "--replicas=4")
     wait_for("start", 2)
     patch({"runPolicy": {"suspend": True}})
