@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What a worker of a GradusJob answers when it is asked how far it has come: what is taken of it has
- * known keys, and numbers that JSON has. */
+/* What a worker of a GradusJob answers when it is asked how far it has come: what is taken of it
+ * has known keys, and numbers that JSON has. */
 
 #include "operator/progress.h"
 
