@@ -197,6 +197,19 @@ static void answer_of_a_worker_stands_in_the_status(void **state)
     close_cluster(&c);
 }
 
+/* An operator's own disk may be read-only, and is not the one that the workers have. */
+static void output_folder_that_only_workers_can_write_is_taken(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 2);
+    set(c.job, "spec.job.output", "'/proc/mine'");
+    set(c.job, "spec.job.checkpoint", "{'every': '1 epoch', 'to': '/proc/theirs'}");
+    settle(&c);
+    assert_non_null(find(&c, "Pod", "train-worker-1"));
+    close_cluster(&c);
+}
+
 static void job_of_a_config_map_is_a_file_of_the_workers(void **state)
 {
     (void)state;
@@ -600,6 +613,7 @@ int main(void)
         cmocka_unit_test(workers_show_how_far_they_have_come),
         cmocka_unit_test(command_is_not_asked_how_far_it_has_come),
         cmocka_unit_test(answer_of_a_worker_stands_in_the_status),
+        cmocka_unit_test(output_folder_that_only_workers_can_write_is_taken),
         cmocka_unit_test(job_of_a_config_map_is_a_file_of_the_workers),
         cmocka_unit_test(job_of_a_config_map_badly_named_is_told),
         cmocka_unit_test(command_runs_in_the_users_image_and_needs_all),

@@ -124,6 +124,8 @@ typedef struct gr_job {
     gr_checkpoint_config checkpoint;
     gr_early_stopping_config early_stopping;
     gr_job_run run;
+    bool is_of_others; /* it runs on other hosts: whether its folders can be written is theirs to
+                        * say. To be set before gr_job_resolve */
 
     /* Resolved. */
     int workers;     /* at the start ... */

@@ -139,6 +139,9 @@ gr_status gr_job_resolve_output(gr_job *job, gr_diag *diag)
     if (checkpoint->to == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory for the job", job->path);
     }
+    if (job->is_of_others) {
+        return GR_OK;
+    }
     gr_status status = check_output("output", job->config.output,
                                     place_of(job->root, "output", job->config.output), diag);
     return status == GR_OK && gr_job_writes_checkpoints(job)
