@@ -153,7 +153,7 @@ def test_each_its_own_way(gradus, with_ps, tmp_path, lines):
     if "replicas_to_aggregate: 2" in lines:
         path.write_text(path.read_text().replace("  shards: 8\n", ""))
     told, _ = run(gradus, tmp_path / "out", path, "-np", 4, "--servers", 2, "--restarts", 0,
-                  "--chaos", "kill:rank=1@step=40; slow:rank=2,x4")
+                  "--chaos", "kill:rank=1@step=5; slow:rank=2,x4")
     end = told[-1]
     assert end["workers"] == 3 and end["test_accuracy"] > (0.8 if len(lines) > 1 else 0.9), end
     backup = "replicas_to_aggregate: 2" in lines

@@ -377,7 +377,7 @@ def test_all_is_restarted_when_a_block_and_its_replica_are_lost(gradus, ps_scrip
 def test_all_is_restarted_when_half_of_the_hosts_are_lost(gradus, ps_script):
     """The one that is left would wait for the other: its host may be there, and the wire broken."""
     job, servers = start_pushing(gradus, ps_script, "--restarts", 1)
-    os.kill(parent_of(servers[0]), signal.SIGKILL)
+    kill_agent(parent_of(servers[0]))
     read_lines(job.stdout, 2)
     again = servers_of(gradus)
     assert sorted(again) == [0, 1] and not set(again.values()) & set(servers.values())
