@@ -31,7 +31,14 @@ def kill(run, rank):
 
 
 def wait_until_full(run):
-    wait_until(lambda: changes_of(run)[-1:] == [WORKERS] or is_over(run), "all workers")
+    """And until two epochs have passed like that: none does without a worker that was killed, so
+    what was killed before has been noticed."""
+    known = -1
+    while known != len(changes_of(run)) and not is_over(run):
+        wait_until(lambda: changes_of(run)[-1:] == [WORKERS] or is_over(run), "all workers")
+        known = len(changes_of(run))
+        epochs = count(run, "epoch") + 2
+        wait_until(lambda most=epochs: count(run, "epoch") >= most or is_over(run), "two epochs")
 
 
 def check(run, undisturbed):

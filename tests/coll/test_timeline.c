@@ -382,7 +382,7 @@ static void test_a_part_that_was_not_begun_is_removed(void **state)
     assert_int_equal(summary.ranks, 1);
     assert_int_equal(summary.missing, 1);
     for (int rank = 1; rank < 4; rank++) {
-        char name[PATH_BYTES + 8];
+        char name[PATH_BYTES + 16];
         snprintf(name, sizeof name, "%s.%d", p->path, rank);
         assert_int_equal(access(name, F_OK) == 0, rank == 3);
     }

@@ -310,7 +310,7 @@ def test_functions_run_in_a_slurm_job_of_their_own(ends, slurm):  # noqa: F811
     assert lines[:2] == [str(nodes), "[(0, 30), (1, 30), (2, 30)]"]
     assert lines[2] == "RankError 1 run: rank 1 failed: KeyError: 'no such sample'"
     assert "nowhere" in lines[3] or "partition" in lines[3]
-    assert slurm("squeue", "-h") == ""
+    blackbox.wait_until(lambda: slurm("squeue", "-h") == "", "the end of the last job")
 
 
 def test_functions_run_on_the_nodes_of_the_job_of_the_program(ranks, program, slurm):  # noqa: F811
