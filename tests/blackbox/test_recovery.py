@@ -117,7 +117,7 @@ def test_killed_in_a_round_of_local_steps(gradus, local_job, local_undisturbed, 
     assert all(line["step"] % 22 % 6 == 0 for line in check_metrics(output))  # where rounds end
 
 
-@pytest.mark.skipif(is_sanitized(), reason="an agent has no guard under TSan")
+@pytest.mark.skipif(is_sanitized(), reason="an agent has no guard under sanitizers")
 @pytest.mark.parametrize("who", ["agent", "guard"])
 def test_a_killed_agent_costs_nothing(gradus, job, undisturbed, tmp_path, who):
     """Its guard goes on in its place, with its workers, and starts others; as does an agent whose
