@@ -17,6 +17,12 @@ typedef union control {
     char bytes[CMSG_SPACE(FDS * sizeof(int))];
 } control;
 
+/* The other side may end before it has accepted the connection. */
+static int errno_of_end(void)
+{
+    return errno == ECONNRESET ? EPIPE : errno;
+}
+
 int gr_job_send(int socket_fd, const gr_job_message *message, const int *fds)
 {
     uint8_t bytes[MESSAGE_BYTES];
@@ -46,7 +52,7 @@ int gr_job_send(int socket_fd, const gr_job_message *message, const int *fds)
     do {
         sent = sendmsg(socket_fd, &out, MSG_NOSIGNAL);
     } while (sent < 0 && errno == EINTR);
-    return sent >= 0 ? 0 : errno;
+    return sent >= 0 ? 0 : errno_of_end();
 }
 
 /* Those that came, into fds_out, or closed if it is NULL or there are not FDS of them. */
@@ -87,7 +93,7 @@ int gr_job_receive(int socket_fd, gr_job_message *message_out, int *fds_out)
         got = recvmsg(socket_fd, &in, MSG_CMSG_CLOEXEC);
     } while (got < 0 && errno == EINTR);
     if (got < 0) {
-        return errno == ECONNRESET ? EPIPE : errno;
+        return errno_of_end();
     }
     take_fds(&in, fds_out);
     if (got == 0) {

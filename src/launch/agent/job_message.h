@@ -48,7 +48,7 @@ typedef struct gr_job_message {
     gr_job_status status;
 } gr_job_message;
 
-/* 0 or errno. `fds` NULL: without descriptors, else two. */
+/* 0 or errno. EPIPE: the other side is gone. `fds` NULL: without descriptors, else two. */
 int gr_job_send(int socket_fd, const gr_job_message *message, const int *fds);
 /* 0 or errno. EPIPE: the other side is gone; EPROTO: no such message. `fds_out` NULL: descriptors
  * that come are closed; else two, close-on-exec and the caller's to close, or -1. */
