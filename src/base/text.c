@@ -45,6 +45,19 @@ void gr_text_list(char *text, size_t size_bytes, const char *const *words)
     }
 }
 
+void gr_text_write_url(FILE *file, const char *text, const char *but)
+{
+    static const char plain[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~";
+    for (; *text != '\0'; text++) {
+        if (strchr(plain, *text) != NULL || strchr(but, *text) != NULL) {
+            fputc(*text, file);
+        } else {
+            fprintf(file, "%%%02X", (unsigned char)*text);
+        }
+    }
+}
+
 void gr_text_quote(const char *text, char text_out[GR_VALUE_BYTES])
 {
     enum { SHOWN = 60 };

@@ -7,6 +7,7 @@
 #include <gradus/status.h>
 #include <stdarg.h>
 #include <stdbool.h>
+#include <stdio.h>
 
 /* Formats into `text` (size_bytes > 3). The result is one line: control characters become spaces. A
  * text that does not fit ends with "...", never inside a UTF-8 character. */
@@ -18,6 +19,9 @@ void gr_text_list(char *text, size_t size_bytes, const char *const *words);
 
 enum { GR_VALUE_BYTES = 96, GR_RANGE_BYTES = 96, GR_ERRNO_TEXT_BYTES = 128 };
 
+/* Writes a text as a part of a URL (RFC 3986): all but unreserved characters, and those of `but`,
+ * percent-encoded. */
+void gr_text_write_url(FILE *file, const char *text, const char *but);
 /* Writes a value in quotes, cut after 60 bytes. */
 void gr_text_quote(const char *text, char text_out[GR_VALUE_BYTES]);
 

@@ -4,6 +4,7 @@
 #include "base/fail.h"
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/text.h"
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -213,21 +214,18 @@ void gr_s3_access_fini(gr_s3_access *access)
 
 /* ---- Places ---------------------------------------------------------------------------------- */
 
-/* Percent-encodes all but the letters that a URL may have anywhere, and `but`. */
+/* As a part of a URL. NULL: no memory. */
 static char *encode(const char *text, const char *but, gr_arena *arena)
 {
-    static const char plain[] =
-        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~";
-    char *out = gr_arena_alloc(arena, 3 * strlen(text) + 1);
-    char *to = out;
-    for (; out != NULL && *text != '\0'; text++) {
-        if (strchr(plain, *text) != NULL || strchr(but, *text) != NULL) {
-            *to++ = *text;
-        } else {
-            to += sprintf(to, "%%%02X", (unsigned)(unsigned char)*text);
-        }
+    char *encoded = NULL, *kept = NULL;
+    size_t size_bytes = 0;
+    FILE *file = open_memstream(&encoded, &size_bytes);
+    if (file != NULL) {
+        gr_text_write_url(file, text, but);
+        kept = fclose(file) == 0 ? gr_arena_strdup(arena, encoded) : NULL;
     }
-    return out;
+    free(encoded);
+    return kept;
 }
 
 static bool is_bucket(const char *text, size_t length)

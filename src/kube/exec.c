@@ -10,6 +10,7 @@
 
 #include "base/fail.h"
 #include "base/hash.h"
+#include "base/text.h"
 #include "kube/http.h"
 
 #include <errno.h>
@@ -58,19 +59,6 @@ struct gr_kube_exec {
 
 /* ---- The request ----------------------------------------------------------------------------- */
 
-static void print_escaped(FILE *out, const char *text)
-{
-    static const char plain[] =
-        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~";
-    for (; *text != '\0'; text++) {
-        if (strchr(plain, *text) != NULL) {
-            fputc(*text, out);
-        } else {
-            fprintf(out, "%%%02X", (unsigned)(unsigned char)*text);
-        }
-    }
-}
-
 /* RFC 6455, 4.2.2: what proves that the answer is one to this request. */
 static bool find_accept(const char *nonce, char text_out[ACCEPT_TEXT_BYTES])
 {
@@ -97,14 +85,14 @@ static char *print_request(const gr_kube_exec_options *o, const char *nonce)
         return NULL;
     }
     fprintf(out, "GET %s/api/v1/namespaces/", host + host_bytes);
-    print_escaped(out, o->space);
+    gr_text_write_url(out, o->space, "");
     fputs("/pods/", out);
-    print_escaped(out, o->pod);
+    gr_text_write_url(out, o->pod, "");
     fputs("/exec?container=", out);
-    print_escaped(out, o->container);
+    gr_text_write_url(out, o->container, "");
     for (size_t i = 0; o->command[i] != NULL; i++) {
         fputs("&command=", out);
-        print_escaped(out, o->command[i]);
+        gr_text_write_url(out, o->command[i], "");
     }
     fprintf(out,
             "%s&stdout=true&stderr=true HTTP/1.1\r\nHost: %.*s\r\nUser-Agent: gradus\r\n"

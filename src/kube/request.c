@@ -3,6 +3,7 @@
 /* Requests as HTTP has them, and answers as sentences. */
 
 #include "base/fail.h"
+#include "base/text.h"
 #include "kube/call.h"
 
 #include <stdio.h>
@@ -46,24 +47,11 @@ bool gr_kube_call_streams(const gr_kube_call *call)
     return call->verb == GR_KUBE_WATCH || call->verb == GR_KUBE_LOG;
 }
 
-static void write_escaped(FILE *file, const char *text)
-{
-    static const char plain[] =
-        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~";
-    for (; *text != '\0'; text++) {
-        if (strchr(plain, *text) != NULL) {
-            fputc(*text, file);
-        } else {
-            fprintf(file, "%%%02X", (unsigned char)*text);
-        }
-    }
-}
-
 static void write_part(FILE *file, const char *before, const char *text)
 {
     if (text != NULL) {
         fputs(before, file);
-        write_escaped(file, text);
+        gr_text_write_url(file, text, "");
     }
 }
 
@@ -91,7 +79,7 @@ static void write_query(FILE *file, const gr_kube_request *request)
     for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
         if (pairs[i].value != NULL) {
             fprintf(file, "%c%s=", mark, pairs[i].key);
-            write_escaped(file, pairs[i].value);
+            gr_text_write_url(file, pairs[i].value, "");
             mark = '&';
         }
     }
