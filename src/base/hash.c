@@ -76,6 +76,20 @@ void gr_sha256_destroy(gr_sha256 *sha)
     }
 }
 
+gr_status gr_sha256_of(const void *data, size_t size_bytes, char hex_out[GR_SHA256_HEX_BYTES])
+{
+    gr_sha256 *sha = NULL;
+    gr_status status = gr_sha256_create(&sha);
+    if (status == GR_OK) {
+        status = gr_sha256_add(sha, data, size_bytes);
+    }
+    if (status == GR_OK) {
+        status = gr_sha256_end(sha, hex_out);
+    }
+    gr_sha256_destroy(sha);
+    return status;
+}
+
 void gr_hex(const uint8_t *data, size_t size_bytes, char *text_out)
 {
     static const char digits[] = "0123456789abcdef";

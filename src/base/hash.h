@@ -16,6 +16,9 @@ gr_status gr_sha256_add(gr_sha256 *sha, const void *data, size_t size_bytes) GR_
 /* Writes the digest in hexadecimal. */
 gr_status gr_sha256_end(gr_sha256 *sha, char hex_out[GR_SHA256_HEX_BYTES]) GR_MUST_CHECK;
 void gr_sha256_destroy(gr_sha256 *sha);
+/* That of some bytes. */
+gr_status gr_sha256_of(const void *data, size_t size_bytes,
+                       char hex_out[GR_SHA256_HEX_BYTES]) GR_MUST_CHECK;
 
 /* Writes lower-case hexadecimal with a terminating zero: 2 * size_bytes + 1 characters. */
 void gr_hex(const uint8_t *data, size_t size_bytes, char *text_out);

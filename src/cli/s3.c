@@ -280,16 +280,6 @@ gr_status gr_s3_place_read(const gr_s3_access *access, const char *text, gr_aren
 
 /* ---- Signatures ------------------------------------------------------------------------------ */
 
-static bool hash(const char *text, char hex_out[GR_SHA256_HEX_BYTES])
-{
-    gr_sha256 *sha = NULL;
-    bool done = gr_sha256_create(&sha) == GR_OK &&
-                gr_sha256_add(sha, text, strlen(text)) == GR_OK &&
-                gr_sha256_end(sha, hex_out) == GR_OK;
-    gr_sha256_destroy(sha);
-    return done;
-}
-
 /* Each word is signed by the key that the one before gave. */
 static bool derive(const gr_s3_access *access, const char *date, const char *to_sign,
                    char hex_out[GR_SHA256_HEX_BYTES])
@@ -346,7 +336,7 @@ char *gr_s3_sign(const gr_s3_access *access, const gr_s3_place *place, const cha
                         ? gr_arena_printf(arena, "%s\n%s\n%s\nhost:%s\n\nhost\nUNSIGNED-PAYLOAD",
                                           method, place->path, query, place->host)
                         : NULL;
-    if (request == NULL || !hash(request, hashed)) {
+    if (request == NULL || gr_sha256_of(request, strlen(request), hashed) != GR_OK) {
         return NULL;
     }
     char *to_sign = gr_arena_printf(arena, "AWS4-HMAC-SHA256\n%s\n%s\n%s", moment, scope, hashed);

@@ -40,20 +40,6 @@ typedef struct file_entry {
     char sha256[GR_SHA256_HEX_BYTES];
 } file_entry;
 
-static gr_status hash_bytes(const void *data, size_t size_bytes, char hex_out[GR_SHA256_HEX_BYTES])
-{
-    gr_sha256 *sha = NULL;
-    gr_status status = gr_sha256_create(&sha);
-    if (status == GR_OK) {
-        status = gr_sha256_add(sha, data, size_bytes);
-    }
-    if (status == GR_OK) {
-        status = gr_sha256_end(sha, hex_out);
-    }
-    gr_sha256_destroy(sha);
-    return status;
-}
-
 /* ---- Writing --------------------------------------------------------------------------------- */
 
 /* A file on its way: what is written is hashed. */
@@ -241,7 +227,7 @@ static gr_status write_manifest(const char *folder, const gr_checkpoint_info *in
     json_decref(root);
     size_t bytes = text != NULL ? strlen(text) - strlen("\n}") : 0;
     char *whole = text != NULL ? malloc(bytes + SUM_BYTES + 1) : NULL;
-    if (whole == NULL || hash_bytes(text, bytes, sum) != GR_OK) {
+    if (whole == NULL || gr_sha256_of(text, bytes, sum) != GR_OK) {
         free(text);
         free(whole);
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %s", GR_CHECKPOINT_MANIFEST);
@@ -295,7 +281,7 @@ static gr_status check_manifest(const char *path, const char *text, size_t bytes
     if (bytes <= SUM_BYTES) {
         return gr_fail(diag, GR_E_INVALID, "%s is damaged: it has only %zu bytes", path, bytes);
     }
-    gr_status status = hash_bytes(text, bytes - SUM_BYTES, sum);
+    gr_status status = gr_sha256_of(text, bytes - SUM_BYTES, sum);
     if (status != GR_OK) {
         return gr_fail(diag, status, "%s: its SHA-256 could not be computed", path);
     }
@@ -684,7 +670,7 @@ gr_status gr_checkpoint_read_bytes(const gr_checkpoint *checkpoint, const char *
     if (status != GR_OK) {
         return status;
     }
-    if (hash_bytes(data, bytes, sum) != GR_OK) {
+    if (gr_sha256_of(data, bytes, sum) != GR_OK) {
         status = gr_fail(diag, GR_E_NO_MEMORY, "%s: its SHA-256 could not be computed", path);
     } else {
         status = compare_sum(path, file, sum, diag);
