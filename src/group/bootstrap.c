@@ -20,7 +20,8 @@ enum {
     LINGER_US = 5000000, /* for so long a coordinator serves ranks that are behind its own */
     /* For so long a joining worker waits for an answer, twice as long in each round of calls. */
     ANSWER_MIN_US = 500000,
-    ANSWER_DOUBLINGS_MAX = 5
+    ANSWER_DOUBLINGS_MAX = 5,
+    NOBODY_SHARE = 6 /* of the time for the join: if nobody is there for so long, the job is over */
 };
 
 /* ---- Choice ---------------------------------------------------------------------------------- */
@@ -270,6 +271,17 @@ gr_status gr_bootstrap_exchange(gr_joining *join, gr_diag *diag)
     return b->ops->lookup != NULL ? lookup(join, diag) : GR_OK;
 }
 
+/* Members listen as long as they live, also those that do not answer. */
+static bool is_nobody_there(gr_joining *join, gr_status status)
+{
+    gr_bootstrap *b = join->group->bootstrap;
+    int64_t now_us = gr_clock_now_us(&join->clock);
+    bool nobody = status == GR_E_PEER_LOST || status == GR_E_NOT_FOUND;
+    b->nobody_us = !nobody ? 0 : b->nobody_us == 0 ? now_us : b->nobody_us;
+    int64_t most_us = join->config->join_timeout_us / NOBODY_SHARE; /* 0: it waits for ever */
+    return nobody && most_us > 0 && now_us - b->nobody_us >= most_us;
+}
+
 gr_status gr_bootstrap_retry(gr_joining *join, gr_status status, gr_diag *diag)
 {
     const gr_bootstrap *b = join->group->bootstrap;
@@ -278,6 +290,12 @@ gr_status gr_bootstrap_retry(gr_joining *join, gr_status status, gr_diag *diag)
                   status == GR_E_NOT_FOUND); /* a pod's name comes with its address */
     /* The name of a host that has gone is no longer known. */
     bool looks = looks_around(join) && status != GR_E_NO_MEMORY && status != GR_E_IO;
+    if (looks && is_nobody_there(join, status)) {
+        return gr_fail(diag, GR_E_PEER_LOST,
+                       "there is nobody whom this worker could join at GRADUS_COORDINATOR (%.150s) "
+                       "for %g s: the job has ended, or all of its workers were lost",
+                       join->given, (double)join->config->join_timeout_us / NOBODY_SHARE / 1e6);
+    }
     if ((again || looks) && sleep_before_lookup(join)) {
         return lookup(join, diag);
     }

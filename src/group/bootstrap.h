@@ -15,6 +15,7 @@
  * A joining worker (GRADUS_JOINING) hosts none. Where a member may have taken the coordinator over,
  * it looks for it at each address of GRADUS_COORDINATOR in turn: members that meet at a `port`
  * listen at that port of their own hosts, where it is free, and answer when they have taken over.
+ * It gives up where nobody listens at any of them for a sixth of the time for the join.
  *
  * After that every backend is the same join. A coordinator that rank 0 hosts runs on a thread of
  * rank 0 (failover.h), until that rank leaves the group. */

@@ -39,6 +39,7 @@ struct gr_bootstrap {
     int64_t wait_us;       /* the last pause between two looks */
     size_t next_at;        /* of a joining worker: the next of the coordinator's addresses... */
     int rounds;            /* ...and how often all of them were tried */
+    int64_t nobody_us;     /* since when nobody was at any of them; 0: somebody was, at last */
 };
 
 /* Rank 0: makes the secret and starts the coordinator. */

@@ -163,6 +163,22 @@ def listeners_of(pid):
     return ports
 
 
+def test_worker_that_joins_nobody_ends_before_its_time(gradus, job, tmp_path):
+    """The job may be over before its replacement has started."""
+    document = gradus.document("-np", RANKS, "--output", tmp_path / "out", job)
+    with socket.create_server(("127.0.0.1", 0)) as first, \
+            socket.create_server(("127.0.0.1", 0)) as second:
+        ports = [server.getsockname()[1] for server in (first, second)]
+    worker = gradus.start_worker(document, {
+        "GRADUS_RANK": "1", "GRADUS_WORLD_SIZE": str(RANKS), "GRADUS_SECRET": "5" * 64,
+        "GRADUS_JOINING": "yes", "GRADUS_FAILOVER": "yes", "GRADUS_MIN_WORKERS": "1",
+        "GRADUS_JOIN_TIMEOUT": "6s",
+        "GRADUS_COORDINATOR": " ".join(f"tcp:127.0.0.1:{port}" for port in ports)})
+    _, err = worker.communicate(timeout=TIMEOUT_S)
+    assert worker.returncode == 76, err
+    assert "there is nobody whom this worker could join" in err and "the job has ended" in err
+
+
 def test_unauthenticated_peers_before_it_takes_over(gradus, job, undisturbed, tmp_path):
     """Garbage and silence wait at the door of the rank that is the next coordinator."""
     running = Job(gradus, job, tmp_path / "out")
