@@ -7,12 +7,33 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+int gr_fd_temporary(const char *folder)
+{
+    char path[PATH_MAX];
+    int fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) {
+        return fd;
+    }
+    int length = snprintf(path, sizeof path, "%s/gradus-??????", folder);
+    if (length >= (int)sizeof path) {
+        errno = ENAMETOOLONG;
+        return -1;
+    }
+    memset(path + length - 6, 'X', 6); /* a file system without O_TMPFILE */
+    fd = mkostemp(path, O_CLOEXEC);
+    if (fd >= 0) {
+        unlink(path);
+    }
+    return fd;
+}
 
 gr_status gr_fail_errno(gr_diag *diag, const char *verb, const char *path, int error)
 {

@@ -28,6 +28,8 @@ gr_status gr_dir_create(const char *path, gr_diag *diag) GR_MUST_CHECK;
  * gr_fd_write writes all of the data. gr_dir_sync makes the names in a folder durable. */
 int gr_fd_write(int fd, const void *data, size_t size_bytes);
 int gr_dir_sync(const char *path);
+/* A file without a name, for reading and writing, in `folder`: TMPDIR, say. -1 with errno. */
+int gr_fd_temporary(const char *folder);
 /* Fails with "cannot <verb> <path>: <errno text>; <remedy>". */
 gr_status gr_fail_errno(gr_diag *diag, const char *verb, const char *path, int error);
 

@@ -55,16 +55,11 @@ typedef struct archive {
 static gr_status open_temporary(archive *to, gr_diag *diag)
 {
     const char *folder = getenv("TMPDIR");
-    char path[PATH_MAX];
     folder = folder != NULL && folder[0] != '\0' ? folder : "/tmp";
-    if (snprintf(path, sizeof path, "%s/gradus-code-XXXXXX", folder) >= (int)sizeof path) {
-        return gr_fail(diag, GR_E_INVALID, "TMPDIR is too long a path");
-    }
-    to->fd = mkostemp(path, O_CLOEXEC);
+    to->fd = gr_fd_temporary(folder);
     if (to->fd < 0) {
-        return gr_fail_errno(diag, "write", path, errno);
+        return gr_fail_errno(diag, "make a temporary file in", folder, errno);
     }
-    unlink(path);
     return gr_sha256_create(&to->sha) == GR_OK
                ? GR_OK
                : gr_fail(diag, GR_E_NO_MEMORY, "no memory to pack %.200s", to->top);

@@ -2,6 +2,7 @@
 #include "data/record_cache.h"
 
 #include "base/fail.h"
+#include "base/file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -109,19 +110,7 @@ static const char *temporary_folder(void)
 static gr_status temporary_open(const char *name, int *fd_out, gr_diag *diag)
 {
     const char *folder = temporary_folder();
-    int fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    if (fd < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL)) {
-        char path[4096]; /* a file system without O_TMPFILE */
-        int length = snprintf(path, sizeof path, "%s/gradus-data-??????", folder);
-        errno = ENAMETOOLONG;
-        if (length < (int)sizeof path) {
-            memset(path + length - 6, 'X', 6);
-            fd = mkostemp(path, O_CLOEXEC);
-        }
-        if (fd >= 0) {
-            unlink(path);
-        }
-    }
+    int fd = gr_fd_temporary(folder);
     if (fd < 0) {
         return gr_fail(diag, GR_E_IO,
                        "%s: it is unpacked into a temporary file, but none can be made in %s: %s; "
