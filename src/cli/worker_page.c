@@ -4,10 +4,10 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "operator/serve/web.h"
+#include "train/evaluation.h"
 
 #include <errno.h>
 #include <jansson.h>
-#include <math.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -31,11 +31,6 @@ struct gr_worker_page {
     bool has_figures;
 };
 
-static json_t *number(double value)
-{
-    return isfinite(value) ? json_real(value) : json_null();
-}
-
 /* The names are those of metrics.jsonl. */
 static char *print_figures(const gr_train_figures *f)
 {
@@ -43,11 +38,11 @@ static char *print_figures(const gr_train_figures *f)
         json_pack("{s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:o, s:o}", "version", 1, "rank", f->rank,
                   "workers", f->workers, "step", (json_int_t)f->step, "steps", (json_int_t)f->steps,
                   "epoch", (json_int_t)f->epoch, "epochs", (json_int_t)f->epochs, "loss",
-                  number(f->loss), "samples_per_s", number(f->samples_per_s));
+                  gr_json_number(f->loss), "samples_per_s", gr_json_number(f->samples_per_s));
     int failed = object == NULL;
     if (!failed && f->late_rank >= 0) {
         failed |= json_object_set_new(object, "late_rank", json_integer(f->late_rank));
-        failed |= json_object_set_new(object, "late_us", number(f->late_us));
+        failed |= json_object_set_new(object, "late_us", gr_json_number(f->late_us));
         failed |= json_object_set_new(object, "late_host", json_string(f->late_host));
     }
     char *text = failed == 0 ? json_dumps(object, JSON_COMPACT) : NULL;

@@ -43,7 +43,7 @@ static class_numbers numbers_of(const gr_confusion *confusion, int64_t index,
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
-static json_t *number(double value)
+json_t *gr_json_number(double value)
 {
     return isfinite(value) ? json_real(value) : json_null();
 }
@@ -54,9 +54,9 @@ static json_t *classes_json(const gr_confusion *confusion)
     for (int64_t i = 0; i < confusion->classes; i++) {
         char text[NUMBER_BYTES];
         class_numbers c = numbers_of(confusion, i, text);
-        json_t *object =
-            json_pack("{s:s, s:o, s:o, s:I}", "class", c.name, "precision", number(c.precision),
-                      "recall", number(c.recall), "samples", (json_int_t)c.samples);
+        json_t *object = json_pack("{s:s, s:o, s:o, s:I}", "class", c.name, "precision",
+                                   gr_json_number(c.precision), "recall", gr_json_number(c.recall),
+                                   "samples", (json_int_t)c.samples);
         if (json_array_append_new(list, object) != 0) {
             json_decref(list);
             return NULL;
@@ -88,11 +88,11 @@ bool gr_evaluation_json(const gr_evaluation *evaluation, int64_t classes_max, js
 {
     const gr_confusion *confusion = &evaluation->confusion;
     bool listed = confusion->classes > 0 && confusion->classes <= classes_max;
-    json_t *const values[] = {number(gr_evaluation_accuracy(evaluation)),
-                              number(evaluation->loss),
-                              number(evaluation->rmse),
-                              number(evaluation->mae),
-                              number(evaluation->r2),
+    json_t *const values[] = {gr_json_number(gr_evaluation_accuracy(evaluation)),
+                              gr_json_number(evaluation->loss),
+                              gr_json_number(evaluation->rmse),
+                              gr_json_number(evaluation->mae),
+                              gr_json_number(evaluation->r2),
                               listed ? classes_json(confusion) : json_null(),
                               listed ? confusion_json(confusion) : json_null()};
     static const char *const keys[] = {"test_accuracy", "test_loss", "test_rmse", "test_mae",

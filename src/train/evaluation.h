@@ -34,6 +34,8 @@ typedef struct gr_evaluation {
 gr_evaluation gr_evaluation_none(void);
 double gr_evaluation_accuracy(const gr_evaluation *evaluation);
 
+/* A number as JSON, which knows no NaN and no infinity: null. NULL: no memory. */
+json_t *gr_json_number(double value);
 /* The numbers as members "test_accuracy", "test_loss", "test_rmse", "test_mae" and "test_r2" of
  * `object`; with at most `classes_max` classes also "classes" (name, precision, recall and samples
  * of each) and "confusion" (a row of predictions for each actual class), which else are null.

@@ -68,12 +68,6 @@ void gr_recent_add(gr_recent *recent, const gr_meter *before, const gr_meter *af
     }
 }
 
-/* JSON knows no NaN; what cannot be said is null. */
-static json_t *number(double value)
-{
-    return isfinite(value) ? json_real(value) : json_null();
-}
-
 static gr_status write_line(json_t *object, FILE *file, const char *where, gr_diag *diag)
 {
     if (object == NULL) {
@@ -111,22 +105,26 @@ gr_status gr_epoch_write(const gr_epoch_record *record, FILE *file, const char *
         "s:o}",
         "event", "epoch", "epoch", (json_int_t)record->epoch, "epochs", (json_int_t)record->epochs,
         "step", (json_int_t)record->step, "steps", (json_int_t)record->total_steps, "loss",
-        number(record->loss), "accuracy", number(record->accuracy), "test_loss",
-        number(record->test_loss), "test_accuracy", number(record->test_accuracy), "test_rmse",
-        number(record->test_rmse), "test_mae", number(record->test_mae), "test_r2",
-        number(record->test_r2), "samples_per_s", number(record->samples_per_s), "comm_wait_share",
-        number(record->comm_wait_share), "learning_rate", number(record->learning_rate),
-        "late_rank", late ? json_integer(record->late_rank) : json_null(), "late_us",
-        late ? number(record->late_us) : json_null(), "staleness", number(record->staleness));
+        gr_json_number(record->loss), "accuracy", gr_json_number(record->accuracy), "test_loss",
+        gr_json_number(record->test_loss), "test_accuracy", gr_json_number(record->test_accuracy),
+        "test_rmse", gr_json_number(record->test_rmse), "test_mae",
+        gr_json_number(record->test_mae), "test_r2", gr_json_number(record->test_r2),
+        "samples_per_s", gr_json_number(record->samples_per_s), "comm_wait_share",
+        gr_json_number(record->comm_wait_share), "learning_rate",
+        gr_json_number(record->learning_rate), "late_rank",
+        late ? json_integer(record->late_rank) : json_null(), "late_us",
+        late ? gr_json_number(record->late_us) : json_null(), "staleness",
+        gr_json_number(record->staleness));
     return write_line(object, file, where, diag);
 }
 
 gr_status gr_recovery_write(const gr_recovery_record *record, FILE *file, const char *where,
                             gr_diag *diag)
 {
-    json_t *object = json_pack(
-        "{s:s, s:I, s:i, s:o}", "event", record->lost ? "recovered" : "changed", "step",
-        (json_int_t)record->step, "workers", record->workers, "seconds", number(record->seconds));
+    json_t *object =
+        json_pack("{s:s, s:I, s:i, s:o}", "event", record->lost ? "recovered" : "changed", "step",
+                  (json_int_t)record->step, "workers", record->workers, "seconds",
+                  gr_json_number(record->seconds));
     return write_line(object, file, where, diag);
 }
 
@@ -145,17 +143,19 @@ gr_status gr_end_write(const gr_end_record *record, FILE *file, const char *wher
         "{s:s, s:I, s:o, s:s, s:s, s:i, s:i, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, "
         "s:o, s:s?, s:o, s:o, s:b}",
         "event", "end", "test_samples", (json_int_t)record->test.samples, "loss",
-        number(record->loss), "weights", record->weights, "weights_sha256", record->weights_sha256,
-        "workers", record->workers, "shards", record->shards, "steps", (json_int_t)record->steps,
-        "seconds", number(record->seconds), "samples_per_s", number(record->samples_per_s),
-        "comm_wait_share", number(record->comm_wait_share), "late_rank",
+        gr_json_number(record->loss), "weights", record->weights, "weights_sha256",
+        record->weights_sha256, "workers", record->workers, "shards", record->shards, "steps",
+        (json_int_t)record->steps, "seconds", gr_json_number(record->seconds), "samples_per_s",
+        gr_json_number(record->samples_per_s), "comm_wait_share",
+        gr_json_number(record->comm_wait_share), "late_rank",
         late ? json_integer(record->late_rank) : json_null(), "late_us",
-        late ? number(record->late_us) : json_null(), "staleness", number(record->staleness),
-        "staleness_most",
+        late ? gr_json_number(record->late_us) : json_null(), "staleness",
+        gr_json_number(record->staleness), "staleness_most",
         isfinite(record->staleness) ? json_integer(record->staleness_most) : json_null(),
-        "dropped_share", number(record->dropped_share), "checkpoints",
-        (json_int_t)record->checkpoints, "checkpoint_wait_s", number(record->checkpoint_wait_s),
-        "metric", record->metric, "best", number(record->best.value), "best_step",
+        "dropped_share", gr_json_number(record->dropped_share), "checkpoints",
+        (json_int_t)record->checkpoints, "checkpoint_wait_s",
+        gr_json_number(record->checkpoint_wait_s), "metric", record->metric, "best",
+        gr_json_number(record->best.value), "best_step",
         isnan(record->best.value) ? json_null() : json_integer((json_int_t)record->best.step),
         "stopped_early", record->stopped_early);
     if (object != NULL && !gr_evaluation_json(&record->test, LINE_CLASSES_MAX, object)) {

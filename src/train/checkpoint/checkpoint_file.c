@@ -159,24 +159,18 @@ static gr_status write_residuals(const char *folder, const gr_checkpoint_tensors
     return write_parts(folder, GR_CHECKPOINT_RESIDUALS, &part, 1, entry, diag);
 }
 
-/* JSON knows no NaN and no infinity: null is NaN. */
-static json_t *number_json(double value)
-{
-    return isfinite(value) ? json_real(value) : json_null();
-}
-
 static json_t *meter_json(const gr_meter *meter)
 {
-    return json_pack("{s:o, s:o, s:I, s:I, s:I, s:I}", "loss", number_json(meter->loss), "correct",
-                     number_json(meter->correct), "steps", (json_int_t)meter->steps, "samples",
-                     (json_int_t)meter->samples, "step_ns", (json_int_t)meter->step_ns, "wait_ns",
-                     (json_int_t)meter->wait_ns);
+    return json_pack("{s:o, s:o, s:I, s:I, s:I, s:I}", "loss", gr_json_number(meter->loss),
+                     "correct", gr_json_number(meter->correct), "steps", (json_int_t)meter->steps,
+                     "samples", (json_int_t)meter->samples, "step_ns", (json_int_t)meter->step_ns,
+                     "wait_ns", (json_int_t)meter->wait_ns);
 }
 
 static json_t *best_json(const gr_checkpoint_info *info)
 {
     return json_pack("{s:s, s:o, s:I, s:I}", "metric", gr_metric_names[info->metric], "value",
-                     number_json(info->best.value), "step", (json_int_t)info->best.step, "wait",
+                     gr_json_number(info->best.value), "step", (json_int_t)info->best.step, "wait",
                      (json_int_t)info->best.wait);
 }
 
@@ -201,7 +195,7 @@ static json_t *manifest_json(const gr_checkpoint_info *info, const gr_fingerprin
         "version", GR_CHECKPOINT_VERSION, "step", (json_int_t)info->step, "steps",
         (json_int_t)info->total_steps, "steps_per_epoch", (json_int_t)info->steps_per_epoch,
         "shards", info->shards, "time", (json_int_t)info->time_s, "seconds", info->seconds,
-        "last_loss", number_json(info->last_loss), "epoch_meter", meter_json(&info->epoch),
+        "last_loss", gr_json_number(info->last_loss), "epoch_meter", meter_json(&info->epoch),
         "total_meter", meter_json(&info->total), "job", job, "files", list);
     if (info->metric >= 0) {
         whole = json_object_set_new(root, "best", best_json(info)) == 0 && whole;
