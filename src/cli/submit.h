@@ -63,6 +63,7 @@ void gr_submit_code_fini(gr_submit_code *code);
 
 /* Where an archive is in a pod, and the container that unpacks it. */
 #define GR_SUBMIT_CODE_PATH "/gradus/code"
+#define GR_SUBMIT_ARCHIVE GR_SUBMIT_CODE_PATH "/code.tar.gz"
 #define GR_SUBMIT_UNPACK "unpack"
 /* submit_hand_out.c: gives the archive of `fd` to each pod of the job, and blocks until all have it
  * or the job has ended. Fails as gr_cluster_ask and gr_kube_exec_run do. */

@@ -15,7 +15,7 @@
 
 enum {
     AT_ONCE = 8, /* pods */
-    TRIES = 5,   /* of one place of these, without a success between */
+    TRIES = 5,   /* that fail one after the other */
     LOOK_US = 1000000,
     TELL_US = 30000000
 };
@@ -23,7 +23,7 @@ enum {
 /* The archive has its name when it is there in full. `head` counts, since no end comes. */
 static const char take_script[] =
     "cd " GR_SUBMIT_CODE_PATH " && head -c \"$1\" >part && "
-    "[ \"$(sha256sum <part | cut -c 1-64)\" = \"$2\" ] && mv part code.tar.gz && exit 0\n"
+    "[ \"$(sha256sum <part | cut -c 1-64)\" = \"$2\" ] && mv part " GR_SUBMIT_ARCHIVE " && exit 0\n"
     "echo 'what came is not the program that was sent' >&2; exit 1";
 
 typedef struct receiver { /* a pod that gets it now */

@@ -210,43 +210,43 @@ static void add_claim(maker *m, json_t *spec, json_t *mounts, const char *text, 
                      &m->no_memory);
 }
 
+#define UNPACK                                                                                     \
+    "tar xzf " GR_SUBMIT_ARCHIVE " -C " WORK_PATH "\n"                                             \
+    "rm -f " GR_SUBMIT_ARCHIVE "\n"
+
 /* What fetches the archive: whatever of three the image has. The URL is a secret, and stands in no
  * command line where that can be avoided. */
 static const char fetch_script[] =
     "set -e\n"
     "if command -v curl >/dev/null; then\n"
     "  printf 'url = \"%s\"\\n' \"$GRADUS_CODE_URL\" |\n"
-    "    curl -fsSL --retry 5 --connect-timeout 10 -K - -o " CODE_PATH "/code.tar.gz\n"
+    "    curl -fsSL --retry 5 --connect-timeout 10 -K - -o " GR_SUBMIT_ARCHIVE "\n"
     "elif command -v python3 >/dev/null; then\n"
     "  python3 -c 'import os, urllib.request as u; u.urlretrieve(os.environ[\"GRADUS_CODE_URL\"], "
-    "\"" CODE_PATH "/code.tar.gz\")'\n"
+    "\"" GR_SUBMIT_ARCHIVE "\")'\n"
     "elif command -v wget >/dev/null; then\n"
-    "  wget -q -O " CODE_PATH "/code.tar.gz \"$GRADUS_CODE_URL\"\n"
+    "  wget -q -O " GR_SUBMIT_ARCHIVE " \"$GRADUS_CODE_URL\"\n"
     "else\n"
     "  echo 'this image has none of curl, python3 and wget to fetch the program; name one that has "
     "by --code-image' >&2\n"
     "  exit 1\n"
     "fi\n"
     "if [ -n \"$GRADUS_CODE_SHA256\" ]; then\n"
-    "  echo \"$GRADUS_CODE_SHA256  " CODE_PATH "/code.tar.gz\" | sha256sum -c - >/dev/null || {\n"
+    "  echo \"$GRADUS_CODE_SHA256  " GR_SUBMIT_ARCHIVE "\" | sha256sum -c - >/dev/null || {\n"
     "    echo 'what was fetched is not the program that was uploaded' >&2; exit 1; }\n"
-    "fi\n"
-    "tar xzf " CODE_PATH "/code.tar.gz -C " WORK_PATH "\n"
-    "rm -f " CODE_PATH "/code.tar.gz\n";
+    "fi\n" UNPACK;
 
 /* What gets the archive from whoever has sent the job. */
 static const char wait_script[] =
     "n=0\n"
-    "until [ -e " CODE_PATH "/code.tar.gz ]; do\n"
+    "until [ -e " GR_SUBMIT_ARCHIVE " ]; do\n"
     "  n=$((n + 1))\n"
     "  if [ $n -gt 3600 ]; then\n"
     "    echo 'nobody has sent the program: gradus submit must run until all pods have it' >&2\n"
     "    exit 1\n"
     "  fi\n"
     "  sleep 1\n"
-    "done\n"
-    "tar xzf " CODE_PATH "/code.tar.gz -C " WORK_PATH "\n"
-    "rm -f " CODE_PATH "/code.tar.gz\n";
+    "done\n" UNPACK;
 
 static const char unpack_script[] = "cat " CODE_PATH "/part-* | tar xzf - -C " WORK_PATH;
 

@@ -39,23 +39,28 @@ static gr_kube_resource resource_of(const json_t *object)
     return (gr_kube_resource){"", "v1", plural};
 }
 
-/* What cannot be deleted is told. */
+/* With what belongs to it. What cannot be deleted is told. */
+static void delete_made(gr_cluster_client *cluster, gr_kube_resource resource, const char *name,
+                        const char *uid)
+{
+    gr_diag diag;
+    gr_kube_request request = {.verb = GR_KUBE_DELETE,
+                               .resource = resource,
+                               .space = cluster->space,
+                               .name = name,
+                               .uid = uid,
+                               .propagation = "Background"};
+    gr_status status = gr_cluster_ask(cluster, &request, NULL, &diag);
+    if (status != GR_OK && status != GR_E_NOT_FOUND) {
+        fprintf(stderr, "gradus: warning: %s was made, and is left behind: %s\n", name, diag.text);
+    }
+}
+
 static void take_back(sending *s)
 {
     while (s->count > 0) {
         const created *one = &s->made[--s->count];
-        gr_diag diag;
-        gr_kube_request request = {.verb = GR_KUBE_DELETE,
-                                   .resource = one->resource,
-                                   .space = s->cluster->space,
-                                   .name = one->name,
-                                   .uid = one->uid,
-                                   .propagation = "Background"};
-        gr_status status = gr_cluster_ask(s->cluster, &request, NULL, &diag);
-        if (status != GR_OK && status != GR_E_NOT_FOUND) {
-            fprintf(stderr, "gradus: warning: %s was made, and is left behind: %s\n", one->name,
-                    diag.text);
-        }
+        delete_made(s->cluster, one->resource, one->name, one->uid);
     }
 }
 
@@ -237,16 +242,5 @@ gr_status gr_submit_send(gr_cluster_client *cluster, json_t *manifest, json_t *b
 
 void gr_submit_take_back(gr_cluster_client *cluster, const gr_cluster_job *job)
 {
-    gr_diag diag;
-    gr_kube_request request = {.verb = GR_KUBE_DELETE,
-                               .resource = job->kind->resource,
-                               .space = cluster->space,
-                               .name = gr_cluster_job_name(job),
-                               .uid = gr_cluster_job_uid(job),
-                               .propagation = "Background"};
-    gr_status status = gr_cluster_ask(cluster, &request, NULL, &diag);
-    if (status != GR_OK && status != GR_E_NOT_FOUND) {
-        fprintf(stderr, "gradus: warning: job %s is left behind: %s\n", gr_cluster_job_name(job),
-                diag.text);
-    }
+    delete_made(cluster, job->kind->resource, gr_cluster_job_name(job), gr_cluster_job_uid(job));
 }

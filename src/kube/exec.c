@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* One exec:
+/* libcurl brings the bytes; WebSocket is ours, since that of Debian 12 has none. One exec:
  *
  *   ASKING ── 101 ──► OPEN ── status on channel 3 ──► ended
  *      └── any other answer: refused ── what it says ──► ended
