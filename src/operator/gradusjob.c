@@ -50,8 +50,7 @@ enum {
     REPLACED_MIN = 16,
     REPLACED_SHARE = 2,
     CODE_RESUME = 75, /* asked to end, and may go on */
-    CODE_PEER = 76,   /* failed only since another one did */
-    FIRST_SIGNAL = 128
+    CODE_PEER = 76    /* failed only since another one did */
 };
 
 /* Which of the keys says what workers run; NULL: only their template may. */
@@ -309,7 +308,7 @@ static void check(gr_problems *p, const json_t *spec, const json_t *specs)
 }
 
 /* ---- Pods ------------------------------------------------------------------------------------ */
-static void add_env(gr_training *t, json_t *container, const char *name, json_t *value)
+void gr_gradusjob_add_env(gr_training *t, json_t *container, const char *name, json_t *value)
 {
     const char *text = json_string_value(value);
     gr_training_add_env(t, container, name, text != NULL ? text : "");
@@ -319,7 +318,7 @@ static void add_env(gr_training *t, json_t *container, const char *name, json_t 
 
 static void add_number(gr_training *t, json_t *container, const char *name, int64_t number)
 {
-    add_env(t, container, name, json_sprintf("%" PRId64, number));
+    gr_gradusjob_add_env(t, container, name, json_sprintf("%" PRId64, number));
 }
 
 /* The kubelet replaces "$(NAME)", and "$$" by "$". */
@@ -351,17 +350,18 @@ static bool is_running(const gr_training *t)
     return gr_object_holds(json_object_get(t->look.status, "conditions"), "Running");
 }
 
-/* Where the coordinator may be: with the first worker, or any other that has taken it over. */
-static json_t *addresses(gr_training *t, const gr_training_role *role, int64_t index)
+json_t *gr_gradusjob_addresses(const gr_training *t, const gr_training_role *role, int64_t port,
+                               char separator, int64_t except)
 {
     char *text = NULL, pod[GR_TRAINING_NAME_BYTES];
     size_t size_bytes = 0;
+    const char between[] = {separator, '\0'};
     FILE *out = open_memstream(&text, &size_bytes);
     for (int64_t n = 0; out != NULL && n < role->replicas; n++) {
         gr_training_name(t, role, n, pod);
-        if (n != index) {
-            fprintf(out, "%stcp:%s.%s:%" PRId64, ftell(out) > 0 ? " " : "", pod, t->look.name,
-                    role->port + 1);
+        if (n != except) {
+            fprintf(out, "%stcp:%s.%s:%" PRId64, ftell(out) > 0 ? between : "", pod, t->look.name,
+                    port);
         }
     }
     json_t *value = out != NULL && fclose(out) == 0 ? json_string(text) : NULL;
@@ -369,14 +369,15 @@ static json_t *addresses(gr_training *t, const gr_training_role *role, int64_t i
     return value;
 }
 
-/* Workers that join do not wait for long for others that may all be gone. */
+/* The coordinator may be with the first worker, or with any other that has taken it over. */
 static void add_joining(gr_training *t, json_t *container, const gr_training_role *role,
                         int64_t index)
 {
     gr_training_add_env(t, container, "GRADUS_JOINING", "yes");
     gr_training_add_env(t, container, "GRADUS_FAILOVER", "yes");
     gr_training_add_env(t, container, "GRADUS_JOIN_TIMEOUT", "1min");
-    add_env(t, container, "GRADUS_COORDINATOR", addresses(t, role, index));
+    gr_gradusjob_add_env(t, container, "GRADUS_COORDINATOR",
+                         gr_gradusjob_addresses(t, role, role->port + 1, ' ', index));
 }
 
 /* What workers meet by: the variables of torchrun, which Gradus reads as well (src/group). */
@@ -390,9 +391,9 @@ static void add_meeting(gr_training *t, json_t *container, const gr_training_rol
     add_number(t, container, "WORLD_SIZE", role->replicas);
     add_number(t, container, "LOCAL_RANK", 0);
     add_number(t, container, "LOCAL_WORLD_SIZE", 1);
-    add_env(t, container, "MASTER_ADDR", json_sprintf("%s-worker-0.%s", name, name));
+    gr_gradusjob_add_env(t, container, "MASTER_ADDR", json_sprintf("%s-worker-0.%s", name, name));
     add_number(t, container, "MASTER_PORT", role->port);
-    add_env(t, container, "TORCHELASTIC_RUN_ID", json_string(name));
+    gr_gradusjob_add_env(t, container, "TORCHELASTIC_RUN_ID", json_string(name));
     if (is_running(t)) {
         add_joining(t, container, role, index);
     } else {
@@ -439,7 +440,7 @@ static void add_job(gr_training *t, json_t *container, const char *program, int6
     json_t *document =
         gr_gradusjob_document(gr_object_at(t->look.job, "spec"), workers, &t->look.no_memory);
     char *text = document != NULL ? json_dumps(document, JSON_COMPACT) : NULL;
-    add_env(t, container, "GRADUS_JOB", text != NULL ? escape(text) : NULL);
+    gr_gradusjob_add_env(t, container, "GRADUS_JOB", text != NULL ? escape(text) : NULL);
     gr_object_put(container, "command", json_pack("[s, s, s]", program, "worker", "--resume"),
                   &t->look.no_memory);
     free(text);
@@ -579,18 +580,14 @@ typedef struct attempt {
     bool is_formed;    /* all have run */
 } attempt;             /* of its workers, where nothing else is said */
 
-static bool has_phase(const json_t *pod, const char *phase)
-{
-    return gr_object_is_text(pod, "status.phase", phase);
-}
-
 static void count_pod(const gr_training_role *role, const json_t *pod, attempt *a)
 {
     const json_t *labels = gr_object_at(pod, "metadata.labels");
     const char *label = json_string_value(json_object_get(labels, SIZE_LABEL));
     const char *servers = json_string_value(json_object_get(labels, GR_GRADUSJOB_SERVERS_LABEL));
-    int64_t code = FIRST_SIGNAL;
-    bool has_failed = has_phase(pod, "Failed"), is_done = has_phase(pod, "Succeeded");
+    int64_t code = GR_TRAINING_FIRST_SIGNAL;
+    bool has_failed = gr_training_has_phase(pod, "Failed"),
+         is_done = gr_training_has_phase(pod, "Succeeded");
     if (has_failed) {
         (void)gr_training_exit_code(role, pod, &code);
     }
@@ -603,8 +600,9 @@ static void count_pod(const gr_training_role *role, const json_t *pod, attempt *
     a->succeeded += is_done;
     a->peerless += has_failed && code == CODE_PEER;
     a->asked += has_failed && code == CODE_RESUME;
-    a->lost += has_failed && code >= FIRST_SIGNAL;
-    a->failed += has_failed && code < FIRST_SIGNAL && code != CODE_PEER && code != CODE_RESUME;
+    a->lost += has_failed && code >= GR_TRAINING_FIRST_SIGNAL;
+    a->failed +=
+        has_failed && code < GR_TRAINING_FIRST_SIGNAL && code != CODE_PEER && code != CODE_RESUME;
 }
 
 static attempt look_at_attempt(gr_training *t, const gr_training_role *role)
@@ -659,12 +657,13 @@ static void replace_lost(gr_training *t, gr_training_role *role, const attempt *
     int64_t missing = 0;
     for (int64_t n = 0; n < role->replicas; n++) {
         const json_t *pod = role->pods[n];
-        int64_t code = FIRST_SIGNAL;
-        bool has_failed = has_phase(pod, "Failed");
+        int64_t code = GR_TRAINING_FIRST_SIGNAL;
+        bool has_failed = gr_training_has_phase(pod, "Failed");
         if (has_failed) {
             (void)gr_training_exit_code(role, pod, &code);
         }
-        if (has_failed && (code >= FIRST_SIGNAL || (code == CODE_PEER && a->original > 0))) {
+        if (has_failed &&
+            (code >= GR_TRAINING_FIRST_SIGNAL || (code == CODE_PEER && a->original > 0))) {
             gr_training_delete_pod(t, pod);
         }
         missing += pod == NULL;

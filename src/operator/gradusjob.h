@@ -20,6 +20,11 @@ json_t *gr_gradusjob_template(const json_t *role, const char *image, bool *no_me
  * the key that says what the role's pods run; NULL: none. */
 void gr_gradusjob_check_template(gr_problems *p, const char *path, const json_t *role,
                                  const char *told);
+/* A variable; `value` is taken, NULL: no memory. */
+void gr_gradusjob_add_env(gr_training *t, json_t *container, const char *name, json_t *value);
+/* "tcp:NAME:PORT" of each pod of the role but `except` (-1: none), in their order. The caller's. */
+json_t *gr_gradusjob_addresses(const gr_training *t, const gr_training_role *role, int64_t port,
+                               char separator, int64_t except);
 /* The secret by which the processes of the job know each other. */
 void gr_gradusjob_add_secret(gr_training *t, json_t *container);
 /* Brings gradus, with its libraries, where there is an image for that. Returns its path. */
@@ -50,7 +55,7 @@ typedef struct gr_gradusjob_servers {
 /* `is_formed`: all pods of the attempt have run, so that one that is not there is lost. */
 gr_gradusjob_servers gr_gradusjob_look_at_servers(const gr_training *t, bool is_formed);
 /* Can the others do without the lost ones? */
-bool gr_gradusjob_servers_go_on(const gr_training *t, const gr_gradusjob_servers *s);
+bool gr_gradusjob_servers_go_on(gr_training *t, const gr_gradusjob_servers *s);
 /* Before an attempt those of the one before go; false: they are still there. */
 bool gr_gradusjob_clear_servers(gr_training *t, const gr_gradusjob_servers *s);
 /* Others are made in place of lost ones: in one attempt `most` for each. */

@@ -4,7 +4,7 @@
  *
  *   not all pods of the attempt have run  one that is lost ends it, as a lost worker does
  *   all have run, others can agree        it is made anew, and takes its blocks from replicas
- *   all have run, they cannot             all pods begin anew from the newest checkpoint
+ *   all have run, they cannot             all pods are restarted from the newest checkpoint
  *   no worker works any more              they go
  *
  * Nobody hears here whether a new server has found its place, or what the others agree on. Where
@@ -23,8 +23,6 @@
 
 #define SERVERS "spec.servers"
 #define REPLACED "replacedServers" /* of the status: in this attempt */
-
-enum { FIRST_SIGNAL = 128 };
 
 /* ---- Defaults and validation ----------------------------------------------------------------- */
 void gr_gradusjob_set_server_defaults(json_t *spec, json_t *worker, bool *no_memory)
@@ -69,35 +67,18 @@ static const gr_training_role *find_role(const gr_training *t)
     return gr_training_find_role(t, GR_GRADUSJOB_SERVER);
 }
 
-static void add_env(gr_training *t, json_t *container, const char *name, json_t *value)
+/* In the order of their numbers. */
+static void add_addresses(gr_training *t, const gr_training_role *role, json_t *container)
 {
-    const char *text = json_string_value(value);
-    gr_training_add_env(t, container, name, text != NULL ? text : "");
-    t->look.no_memory |= value == NULL;
-    json_decref(value);
-}
-
-/* "tcp:NAME:PORT,...", in the order of their numbers. */
-static json_t *list_addresses(const gr_training *t, const gr_training_role *role)
-{
-    char *list = NULL;
-    size_t size_bytes = 0;
-    FILE *out = open_memstream(&list, &size_bytes);
-    for (int64_t n = 0; n < role->replicas && out != NULL; n++) {
-        char name[GR_TRAINING_NAME_BYTES];
-        gr_training_name(t, role, n, name);
-        fprintf(out, "%stcp:%s.%s:%" PRId64, n > 0 ? "," : "", name, t->look.name, role->port);
-    }
-    json_t *value = out != NULL && fclose(out) == 0 ? json_string(list) : NULL;
-    free(list);
-    return value;
+    gr_gradusjob_add_env(t, container, "GRADUS_SERVERS",
+                         gr_gradusjob_addresses(t, role, role->port, ',', -1));
 }
 
 void gr_gradusjob_add_servers(gr_training *t, json_t *container)
 {
     const gr_training_role *role = find_role(t);
     if (role != NULL) {
-        add_env(t, container, "GRADUS_SERVERS", list_addresses(t, role));
+        add_addresses(t, role, container);
         gr_training_add_env(t, container, "GRADUS_SERVERS_TIMEOUT", GR_GRADUSJOB_JOIN_TIMEOUT);
     }
 }
@@ -151,22 +132,12 @@ void gr_gradusjob_complete_server(gr_training *t, const gr_training_role *role, 
         "$(POD_IP)", "--ports", json_sprintf("%" PRId64, role->port));
     if (gr_object_holds(json_object_get(t->look.status, "conditions"), "Running")) {
         gr_object_append(command, json_string("--replace"), no_memory);
-        add_env(t, container, "GRADUS_SERVERS", list_addresses(t, role));
+        add_addresses(t, role, container);
     }
     gr_object_put(container, "command", command, no_memory);
 }
 
 /* ---- Attempts -------------------------------------------------------------------------------- */
-static bool has_phase(const json_t *pod, const char *phase)
-{
-    return gr_object_is_text(pod, "status.phase", phase);
-}
-
-static bool has_ended(const json_t *pod)
-{
-    return has_phase(pod, "Failed") || has_phase(pod, "Succeeded");
-}
-
 gr_gradusjob_servers gr_gradusjob_look_at_servers(const gr_training *t, bool is_formed)
 {
     const gr_training_role *role = find_role(t);
@@ -174,16 +145,16 @@ gr_gradusjob_servers gr_gradusjob_look_at_servers(const gr_training *t, bool is_
     size_t i;
     const json_t *pod;
     for (int64_t n = 0; role != NULL && n < role->replicas; n++) {
-        int64_t code = FIRST_SIGNAL;
+        int64_t code = GR_TRAINING_FIRST_SIGNAL;
         pod = role->pods[n];
         bool goes = gr_object_at(pod, "metadata.deletionTimestamp") != NULL;
-        bool is_lost = pod != NULL ? has_ended(pod) || (goes && !is_formed) : is_formed;
-        (void)(has_phase(pod, "Failed") && gr_training_exit_code(role, pod, &code));
+        bool is_lost = pod != NULL ? gr_training_has_ended(pod) || (goes && !is_formed) : is_formed;
+        (void)(gr_training_has_phase(pod, "Failed") && gr_training_exit_code(role, pod, &code));
         s.there += pod != NULL;
         s.lost += is_lost;
-        s.failed += has_phase(pod, "Failed") && code < FIRST_SIGNAL;
+        s.failed += gr_training_has_phase(pod, "Failed") && code < GR_TRAINING_FIRST_SIGNAL;
         s.first_lost = is_lost && s.first_lost < 0 ? n : s.first_lost;
-        if (!is_lost && has_phase(pod, "Running")) {
+        if (!is_lost && gr_training_has_phase(pod, "Running")) {
             s.first = s.left == 0 ? n : s.first;
             s.left++;
         }
@@ -199,12 +170,15 @@ gr_gradusjob_servers gr_gradusjob_look_at_servers(const gr_training *t, bool is_
 
 /* On hosts of their own those that are left agree that others are lost if they are more, or as many
  * and have the lowest number (ps/server/membership_view.h). */
-bool gr_gradusjob_servers_go_on(const gr_training *t, const gr_gradusjob_servers *s)
+bool gr_gradusjob_servers_go_on(gr_training *t, const gr_gradusjob_servers *s)
 {
+    bool replicates, encrypts;
     bool is_quorum = s->left > s->lost || (s->left == s->lost && s->first < s->first_lost);
-    return s->lost == 0 || (is_quorum && gr_object_int(gr_object_at(t->look.job, "spec.job"
-                                                                                 ".distribution"),
-                                                       "server_replicas", 1) > 0);
+    if (s->lost == 0 || !is_quorum) {
+        return s->lost == 0;
+    }
+    read_job(t, &replicates, &encrypts);
+    return replicates;
 }
 
 bool gr_gradusjob_clear_servers(gr_training *t, const gr_gradusjob_servers *s)
@@ -229,10 +203,7 @@ static void tell_replaced(gr_training *t, int64_t number)
 
 void gr_gradusjob_replace_servers(gr_training *t, int64_t most)
 {
-    gr_training_role *role = NULL;
-    for (size_t r = 0; r < t->role_count; r++) {
-        role = strcmp(t->roles[r].name, GR_GRADUSJOB_SERVER) == 0 ? &t->roles[r] : role;
-    }
+    gr_training_role *role = t->role_count > 1 ? &t->roles[1] : NULL; /* behind the workers' */
     int64_t replaced = gr_object_int(t->look.status, REPLACED, 0), made = 0;
     if (role == NULL || replaced >= most * role->replicas) {
         return;
@@ -242,7 +213,7 @@ void gr_gradusjob_replace_servers(gr_training *t, int64_t most)
         if (role->pods[n] == NULL) {
             tell_replaced(t, n);
             made++;
-        } else if (has_ended(role->pods[n])) { /* the next look finds its name free */
+        } else if (gr_training_has_ended(role->pods[n])) { /* the next look finds its name free */
             (void)gr_look_delete(&t->look, role->pods[n]);
         }
     }

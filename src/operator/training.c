@@ -183,14 +183,14 @@ static bool delete_own(gr_training *t, const json_t *object)
     return true;
 }
 
-static bool has_phase(const json_t *pod, const char *phase)
+bool gr_training_has_phase(const json_t *pod, const char *phase)
 {
     return gr_object_is_text(pod, "status.phase", phase);
 }
 
-static bool has_ended(const json_t *pod)
+bool gr_training_has_ended(const json_t *pod)
 {
-    return has_phase(pod, "Succeeded") || has_phase(pod, "Failed");
+    return gr_training_has_phase(pod, "Succeeded") || gr_training_has_phase(pod, "Failed");
 }
 
 bool gr_training_serves(const gr_training *t, const json_t *pod)
@@ -201,11 +201,6 @@ bool gr_training_serves(const gr_training *t, const json_t *pod)
            strcasecmp(role, t->kind->server_role) == 0;
 }
 
-static bool is_server_role(const gr_training *t, const gr_training_role *role)
-{
-    return t->kind->server_role != NULL && strcmp(role->name, t->kind->server_role) == 0;
-}
-
 /* Do pods work that the server role's serve? */
 static bool is_served(const gr_training *t)
 {
@@ -213,15 +208,15 @@ static bool is_served(const gr_training *t)
     const json_t *object;
     for (size_t r = 0; r < t->role_count && t->kind->server_role != NULL; r++) {
         const gr_training_role *role = &t->roles[r];
-        for (int64_t n = 0; n < role->replicas && !is_server_role(t, role); n++) {
-            if (role->pods[n] != NULL && !has_ended(role->pods[n])) {
+        for (int64_t n = 0; n < role->replicas && !gr_training_is_server_role(t, role->name); n++) {
+            if (role->pods[n] != NULL && !gr_training_has_ended(role->pods[n])) {
                 return true;
             }
         }
     }
     json_array_foreach(t->kind->server_role != NULL ? t->surplus : NULL, i, object)
     {
-        if (!gr_training_serves(t, object) && !has_ended(object)) {
+        if (!gr_training_serves(t, object) && !gr_training_has_ended(object)) {
             return true;
         }
     }
@@ -232,7 +227,7 @@ static void delete_role(gr_training *t, const gr_training_role *role, bool keep_
 {
     for (int64_t n = 0; n < role->replicas; n++) {
         const json_t *pod = role->pods[n];
-        if (!(keep_ended && has_ended(pod))) {
+        if (!(keep_ended && gr_training_has_ended(pod))) {
             (void)delete_own(t, pod);
             (void)delete_own(t, role->services[n]);
         }
@@ -247,7 +242,7 @@ static void delete_objects(gr_training *t, bool keep_ended)
     const json_t *object;
     bool keep_servers = is_served(t);
     for (size_t r = 0; r < t->role_count; r++) {
-        if (!(keep_servers && is_server_role(t, &t->roles[r]))) {
+        if (!(keep_servers && gr_training_is_server_role(t, t->roles[r].name))) {
             delete_role(t, &t->roles[r], keep_ended);
         }
     }
@@ -263,7 +258,7 @@ static void delete_objects(gr_training *t, bool keep_ended)
 static void delete_servers(gr_training *t)
 {
     for (size_t r = 0; r < t->role_count; r++) {
-        if (is_server_role(t, &t->roles[r]) && !is_served(t)) {
+        if (gr_training_is_server_role(t, t->roles[r].name) && !is_served(t)) {
             delete_role(t, &t->roles[r], true);
         }
     }
@@ -424,8 +419,9 @@ static bool is_past_backoff_limit(const gr_training *t)
         before += gr_object_int(status_of_role(t, role), "failed", 0);
         for (int64_t n = 0; n < role->replicas; n++) {
             const json_t *pod = role->pods[n];
-            failed += has_phase(pod, "Failed");
-            if (has_phase(pod, "Running") && strcmp(role->restart_policy, "Never") != 0) {
+            failed += gr_training_has_phase(pod, "Failed");
+            if (gr_training_has_phase(pod, "Running") &&
+                strcmp(role->restart_policy, "Never") != 0) {
                 restarts += count_restarts(gr_object_at(pod, "status.initContainerStatuses")) +
                             count_restarts(gr_object_at(pod, "status.containerStatuses"));
             }
@@ -511,14 +507,13 @@ static void tell_exit(gr_training *t, const gr_training_role *role, const json_t
  * signal's, and so is no code: the pod was evicted or its node was lost. */
 static void judge_failed(gr_training *t, const gr_training_role *role, const json_t *pod)
 {
-    enum { FIRST_SIGNAL = 128 };
     char message[GR_EVENT_BYTES];
     int64_t code;
     bool is_by_code = strcmp(role->restart_policy, "ExitCode") == 0;
     if (strcmp(role->restart_policy, "Never") == 0 || !(is_by_code || t->kind->restarts_failed)) {
         return;
     }
-    if (is_by_code && gr_training_exit_code(role, pod, &code) && code < FIRST_SIGNAL) {
+    if (is_by_code && gr_training_exit_code(role, pod, &code) && code < GR_TRAINING_FIRST_SIGNAL) {
         snprintf(message, sizeof message, "job \"%s\" is failing because \"%s\" replica(s) failed.",
                  t->look.name, role->name);
         gr_training_event(t, "Warning", "Failed", message);
@@ -595,12 +590,13 @@ static void count_pods(gr_training *t, gr_training_role *role)
     int64_t lost = 0;
     for (int64_t n = 0; n < role->replicas; n++) {
         const json_t *pod = role->pods[n];
-        bool is_running = has_phase(pod, "Running"), has_failed = has_phase(pod, "Failed");
+        bool is_running = gr_training_has_phase(pod, "Running"),
+             has_failed = gr_training_has_phase(pod, "Failed");
         bool is_lost = t->kind->restarts_failed && (is_running || has_failed) &&
                        gr_object_at(pod, "metadata.deletionTimestamp") != NULL;
         lost += is_lost;
         role->active += is_running && !is_lost;
-        role->succeeded += has_phase(pod, "Succeeded");
+        role->succeeded += gr_training_has_phase(pod, "Succeeded");
         role->failed += has_failed && !is_lost;
     }
     int64_t missing = count_known(before) - role->active - role->succeeded - role->failed;
@@ -653,9 +649,9 @@ static bool keep_role(gr_training *t, gr_training_role *role)
             !keep_object(t, role, n, pod, "Pod", gr_training_pod)) {
             return false;
         }
-        if (has_phase(pod, "Failed")) {
+        if (gr_training_has_phase(pod, "Failed")) {
             judge_failed(t, role, pod);
-        } else if (has_phase(pod, "Pending") || has_phase(pod, "Running")) {
+        } else if (gr_training_has_phase(pod, "Pending") || gr_training_has_phase(pod, "Running")) {
             tell_abnormal(t, pod);
         }
         if (t->kind->has_services &&

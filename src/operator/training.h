@@ -99,6 +99,11 @@ void gr_training_delete_pods(gr_training *t);
 bool gr_training_serves(const gr_training *t, const json_t *pod);
 /* Deletes one pod, unless it goes already. */
 void gr_training_delete_pod(gr_training *t, const json_t *pod);
+/* By its status. NULL: false. */
+bool gr_training_has_phase(const json_t *pod, const char *phase);
+bool gr_training_has_ended(const json_t *pod);
+/* From this exit code on a signal has ended it. */
+enum { GR_TRAINING_FIRST_SIGNAL = 128 };
 /* How the container that works has ended; false: it has not, or nobody knows. */
 bool gr_training_exit_code(const gr_training_role *role, const json_t *pod, int64_t *code_out);
 /* The job ends, `type` is "Succeeded" or "Failed". */
@@ -108,6 +113,7 @@ void gr_training_end(gr_training *t, const char *type, const char *message);
 void gr_training_set_defaults(gr_training *t);
 /* One sentence about all that is wrong, empty if nothing is. */
 void gr_training_validate(gr_training *t, char sentence_out[GR_EVENT_BYTES]);
+bool gr_training_is_server_role(const gr_training *t, const char *role);
 /* Finds the roles of a job that is valid; false: no memory. */
 bool gr_training_read_roles(gr_training *t);
 

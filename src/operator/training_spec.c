@@ -60,7 +60,7 @@ static json_t *find_container(const gr_training *t, const json_t *template)
                                         : json_array_get(json_object_get(spec, "containers"), 0);
 }
 
-static bool is_server_role(const gr_training *t, const char *role)
+bool gr_training_is_server_role(const gr_training *t, const char *role)
 {
     return t->kind->server_role != NULL && strcmp(role, t->kind->server_role) == 0;
 }
@@ -68,7 +68,7 @@ static bool is_server_role(const gr_training *t, const char *role)
 /* Of the port that pods of the role have; NULL: they need none. */
 static const char *port_name_of(const gr_training *t, const char *role)
 {
-    return is_server_role(t, role) ? t->kind->server_port_name : t->kind->port_name;
+    return gr_training_is_server_role(t, role) ? t->kind->server_port_name : t->kind->port_name;
 }
 
 /* The number of the container's port of that name, 0: it has none. */
@@ -90,7 +90,7 @@ static void set_role_defaults(gr_training *t, const char *role, json_t *spec)
     bool *no_memory = &t->look.no_memory;
     json_t *container = find_container(t, json_object_get(spec, "template"));
     const char *port_name = port_name_of(t, role);
-    int port = is_server_role(t, role) ? t->kind->server_port : t->kind->port;
+    int port = gr_training_is_server_role(t, role) ? t->kind->server_port : t->kind->port;
     gr_object_put_default(spec, "replicas", json_integer(1), no_memory);
     gr_object_put_default(spec, "restartPolicy", json_string(t->kind->restart_policy), no_memory);
     if (port_name != NULL && container != NULL && find_port(container, port_name) == 0) {
