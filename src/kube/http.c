@@ -271,6 +271,22 @@ static bool set_identity(gr_http_call *call, const gr_kube_access *access)
     return code == CURLE_OK && done;
 }
 
+static bool set_page(gr_http_call *call, const char *url)
+{
+    curl_easy_setopt(call->easy, CURLOPT_FORBID_REUSE, 1L); /* who has answered is left alone */
+    return curl_easy_setopt(call->easy, CURLOPT_URL, url) == CURLE_OK &&
+           curl_easy_setopt(call->easy, CURLOPT_PROTOCOLS_STR, "http") == CURLE_OK &&
+           curl_easy_setopt(call->easy, CURLOPT_NOPROXY, "*") == CURLE_OK;
+}
+
+static bool set_place(gr_http_call *call, const gr_http_request *request)
+{
+    const gr_kube_access *access = call->http->access;
+    return request->url != NULL
+               ? set_page(call, request->url)
+               : set_url(call, access, request->path) && set_identity(call, access);
+}
+
 static bool set_request(gr_http_call *call, const gr_http_request *request)
 {
     CURL *easy = call->easy;
@@ -315,8 +331,7 @@ gr_status gr_http_start(gr_http *http, const gr_http_request *request, gr_http_c
     call->data = request->data;
     call->end = request->end;
     call->arg = request->arg;
-    if (!set_request(call, request) || !set_url(call, http->access, request->path) ||
-        !set_identity(call, http->access) ||
+    if (!set_request(call, request) || !set_place(call, request) ||
         curl_easy_setopt(call->easy, CURLOPT_HTTPHEADER, call->headers) != CURLE_OK ||
         curl_multi_add_handle(http->multi, call->easy) != CURLM_OK) {
         free_call(call);
@@ -412,7 +427,7 @@ static void finish(gr_http_call *call, CURLcode code)
     if (code != CURLE_OK) {
         const gr_kube_access *access = call->http->access;
         end.status = call->is_refused ? GR_E_CANCELLED : classify(code);
-        gr_fail(&diag, end.status, "%.120s: %.200s%s", access->server,
+        gr_fail(&diag, end.status, "%.120s: %.200s%s", access != NULL ? access->server : "a page",
                 call->error[0] != '\0' ? call->error : curl_easy_strerror(code), advice(code));
     }
     call->end(call->arg, &end);

@@ -2,8 +2,8 @@
 #ifndef GR_KUBE_HTTP_H
 #define GR_KUBE_HTTP_H
 
-/* HTTP/1.1 over TLS to one server, and a file to any: the only part that knows libcurl. http_none.c
- * is its place in a build without libcurl. */
+/* HTTP/1.1 over TLS to one server, a page of any, and a file to any: the only part that knows
+ * libcurl. http_none.c is its place in a build without libcurl. */
 
 #include "base/clock.h"
 #include "kube/access.h"
@@ -21,7 +21,9 @@ typedef struct gr_http_end {
 
 typedef struct gr_http_request {
     const char *method;
-    const char *path;         /* "/api/v1/pods?limit=500" */
+    const char *path;         /* "/api/v1/pods?limit=500"; of the client's server */
+    const char *url;          /* in place of that, "http://ADDRESS:PORT/PATH": by plain HTTP, with
+                               * nothing of the access, by no proxy and no redirect; NULL */
     const char *content_type; /* NULL: no body */
     const char *body;         /* copied */
     size_t body_bytes;
@@ -34,7 +36,8 @@ typedef struct gr_http_request {
     void *arg;
 } gr_http_request;
 
-/* `access` is borrowed; each call takes what stands in it when it starts. */
+/* `access` is borrowed; each call takes what stands in it when it starts. NULL: there are only calls
+ * with a `url`. */
 gr_status gr_http_create(const gr_kube_access *access, gr_http **http_out,
                          gr_diag *diag) GR_MUST_CHECK;
 void gr_http_destroy(gr_http *http); /* forgets all calls */

@@ -11,7 +11,7 @@ gr_status gr_http_create(const gr_kube_access *access, gr_http **http_out, gr_di
     return gr_fail(diag, GR_E_UNSUPPORTED,
                    "this gradus is built without libcurl, and speaks to no cluster (%s); take one "
                    "that is built with it",
-                   access->where);
+                   access != NULL ? access->where : "nor to its pods");
 }
 
 void gr_http_destroy(gr_http *http)

@@ -2,10 +2,10 @@
 #ifndef GR_OPERATOR_SERVE_ASKER_H
 #define GR_OPERATOR_SERVE_ASKER_H
 
-/* Asks pods for pages by HTTP/1.1, and trusts none of them: it connects to addresses alone, follows
- * no redirect, sends nothing but the path, and never blocks. A question has GR_ASKER_PATIENCE_US
- * from its first packet to its last, an answer GR_ASKER_ANSWER_BYTES with its head; what is slower
- * or longer is no answer. At most GR_ASKER_QUESTIONS_MAX are on their way. */
+/* Asks pods for pages by HTTP/1.1, and trusts none of them: it follows no redirect, sends nothing
+ * but the path, and never blocks. A question has GR_ASKER_PATIENCE_US from its first packet to its
+ * last, a page GR_ASKER_ANSWER_BYTES; what is slower or longer is no answer. At most
+ * GR_ASKER_QUESTIONS_MAX are on their way. */
 
 #include "operator/asking.h"
 
@@ -26,13 +26,12 @@ gr_status gr_asker_create(gr_asker_done *done, void *arg, gr_asker **asker_out,
 void gr_asker_destroy(gr_asker *asker);
 
 /* Is there room for one more? */
-bool gr_asker_is_free(const gr_asker *asker);
+bool gr_asker_is_free(gr_asker *asker);
 /* There is room. `done` may be called from here, where nobody can be asked. */
-void gr_asker_ask(gr_asker *asker, const gr_question *question, int64_t now_us);
+void gr_asker_ask(gr_asker *asker, const gr_question *question);
 
 /* Is readable when gr_asker_run has something to do. */
 int gr_asker_fd(const gr_asker *asker);
-/* Does what there is to do. Returns when to call it again at the latest. */
-int64_t gr_asker_run(gr_asker *asker, int64_t now_us);
+void gr_asker_run(gr_asker *asker);
 
 #endif

@@ -280,13 +280,12 @@ int64_t gr_serve_ask(gr_serve *serve)
     if (serve->asker == NULL) {
         return GR_NEVER;
     }
-    int64_t due_us = gr_asker_run(serve->asker, now_us), wake_us;
-    while (gr_asker_is_free(serve->asker)) {
-        if (!gr_controller_ask(serve->controller, now_us, &question, &wake_us)) {
-            return gr_earlier_us(due_us, wake_us);
-        }
-        gr_asker_ask(serve->asker, &question, now_us);
-        due_us = gr_earlier_us(due_us, now_us + GR_ASKER_PATIENCE_US);
+    gr_asker_run(serve->asker);
+    int64_t wake_us = GR_NEVER; /* the end of a question makes room */
+    while (gr_asker_is_free(serve->asker) &&
+           gr_controller_ask(serve->controller, now_us, &question, &wake_us)) {
+        gr_asker_ask(serve->asker, &question);
+        wake_us = GR_NEVER;
     }
-    return due_us; /* the end of a question makes room */
+    return wake_us;
 }
