@@ -9,16 +9,17 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 #include <netdb.h>
+#include <semaphore.h>
 
 enum { UNKNOWN_LOOKUPS = 2, REFUSED_LOOKUPS = 2, SERVERS = 2 };
 
 /* ---- A name that comes late ------------------------------------------------------------------ */
 static atomic_int lookups;
-static bool is_known; /* from the first look-up on */
+static sem_t looked_up; /* each look-up is a new attempt */
+static bool is_known;   /* from the first look-up on */
 
 int __real_getaddrinfo(const char *host, const char *service, const struct addrinfo *hints,
                        struct addrinfo **found_out);
@@ -33,6 +34,7 @@ int __wrap_getaddrinfo(const char *host, const char *service, const struct addri
     if (!is_looked_up || host == NULL || strcmp(host, "late.test") != 0) {
         return __real_getaddrinfo(host, service, hints, found_out);
     }
+    sem_post(&looked_up);
     return atomic_fetch_add(&lookups, 1) < UNKNOWN_LOOKUPS && !is_known
                ? EAI_NONAME
                : __real_getaddrinfo("127.0.0.1", service, hints, found_out);
@@ -82,6 +84,7 @@ static void open_servers(late *l, int replicas)
              named);
     test_server_run(&l->first.at[0]);
     atomic_store(&lookups, 0);
+    assert_int_equal(sem_init(&looked_up, 0, 0), 0);
     is_known = false;
 }
 
@@ -116,8 +119,8 @@ static void servers_that_come_later_are_waited_for(void **state)
         open_servers(&l, replicas);
         client c = {.of = &l};
         assert_int_equal(pthread_create(&thread, NULL, connect_one, &c), 0);
-        while (atomic_load(&lookups) < UNKNOWN_LOOKUPS + REFUSED_LOOKUPS) {
-            usleep(1000); /* each look-up is a new attempt */
+        for (int i = 0; i < UNKNOWN_LOOKUPS + REFUSED_LOOKUPS; i++) {
+            assert_int_equal(sem_wait(&looked_up), 0);
         }
         start_one(&l, SERVERS - 1, l.ports, &l.first.at[1]);
         test_server_run(&l.first.at[1]);

@@ -22,7 +22,6 @@ IMAGE = "local.test/python:1"
 FUNCTIONS = '''
 import os
 import signal
-import time
 import gradus
 
 FACTOR = 10
@@ -54,7 +53,7 @@ def die(rank):
 
 def wait():
     print("begun", flush=True)
-    time.sleep(1000)
+    signal.pause()
 '''
 
 
