@@ -29,10 +29,10 @@ except ImportError:
 FOLLOWS = ("PeerLostError", "BrokenError", "AbortedError")
 
 _KEY = "_GRADUS_RESULT_KEY"  # what a result from another host begins with, or it is none
-# What programs of Horovod read, where horovod.run has started them.
-_HOROVOD = {"HOROVOD_RANK": "RANK", "HOROVOD_SIZE": "WORLD_SIZE",
-            "HOROVOD_LOCAL_RANK": "LOCAL_RANK", "HOROVOD_LOCAL_SIZE": "LOCAL_WORLD_SIZE",
-            "HOROVOD_CROSS_RANK": "CROSS_RANK", "HOROVOD_CROSS_SIZE": "CROSS_SIZE"}
+# What programs of Horovod read, and the variables of `gradus run` that say the same.
+HOROVOD = {"HOROVOD_RANK": "RANK", "HOROVOD_SIZE": "WORLD_SIZE",
+           "HOROVOD_LOCAL_RANK": "LOCAL_RANK", "HOROVOD_LOCAL_SIZE": "LOCAL_WORLD_SIZE",
+           "HOROVOD_CROSS_RANK": "CROSS_RANK", "HOROVOD_CROSS_SIZE": "CROSS_SIZE"}
 
 _CALL_BYTES = 32 << 20  # of a function that goes to other hosts, packed
 _POD_CALL_BYTES = 600 << 10  # to a cluster, in a ConfigMap, of which the API server takes 1 MiB
@@ -395,7 +395,7 @@ def _worker(how: str) -> int:
     size = int(os.environ.get("GRADUS_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)
     code, key = 0, os.environ.pop(_KEY, "")  # programs that the function starts do not inherit it
     if "HOROVOD_CONTROLLER" in os.environ:
-        os.environ.update({name: os.environ[ours] for name, ours in _HOROVOD.items()
+        os.environ.update({name: os.environ[ours] for name, ours in HOROVOD.items()
                            if ours in os.environ}, HOROVOD_HOSTNAME=socket.gethostname())
     if not os.path.isdir(how):
         _process.report(begun=rank)

@@ -36,8 +36,8 @@ typedef struct gr_http_request {
     void *arg;
 } gr_http_request;
 
-/* `access` is borrowed; each call takes what stands in it when it starts. NULL: there are only calls
- * with a `url`. */
+/* `access` is borrowed; each call takes what stands in it when it starts. NULL: there are only
+ * calls with a `url`. */
 gr_status gr_http_create(const gr_kube_access *access, gr_http **http_out,
                          gr_diag *diag) GR_MUST_CHECK;
 void gr_http_destroy(gr_http *http); /* forgets all calls */

@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import gradus
 from gradus._command import program
+from gradus._run import HOROVOD
 from gradus.errors import Error
 
 from . import MOST, RESTARTS
@@ -48,10 +49,8 @@ _NO_MEANING: Dict[Tuple[str, ...], Tuple[int, str]] = {
 _LEVELS = {"TRACE": "trace", "DEBUG": "debug", "INFO": "info", "WARNING": "warn",
            "ERROR": "error", "FATAL": "error"}
 # What programs read beside hvd.*; each rank has its own.
-_WORKER = ("export HOROVOD_RANK=$GRADUS_RANK HOROVOD_SIZE=$GRADUS_WORLD_SIZE "
-           "HOROVOD_LOCAL_RANK=$GRADUS_LOCAL_RANK HOROVOD_LOCAL_SIZE=$GRADUS_LOCAL_SIZE "
-           "HOROVOD_CROSS_RANK=$CROSS_RANK HOROVOD_CROSS_SIZE=$CROSS_SIZE "
-           "HOROVOD_HOSTNAME=${HOSTNAME:-$(hostname)} HOROVOD_CONTROLLER=gloo "
+_WORKER = ("export " + " ".join(f"{name}=${ours}" for name, ours in HOROVOD.items()) +
+           " HOROVOD_HOSTNAME=${HOSTNAME:-$(hostname)} HOROVOD_CONTROLLER=gloo "
            "HOROVOD_CPU_OPERATIONS=gloo PYTHONUNBUFFERED=1; exec \"$@\"")
 # Of a file for --config-file: what stands in front of its keys to make flags of them.
 _SECTIONS = {"params": "", "autotune": "autotune-", "timeline": "timeline-",
