@@ -78,7 +78,7 @@ class PodsHandler(kube_api.Handler):
         if api.exec_faults:
             return api.exec_faults.pop(0)(self)
         folder = api.pod_folder / name
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         words = [word.replace("/gradus/code", str(folder)) for word in query["command"]]
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT) as process:

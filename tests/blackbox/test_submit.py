@@ -15,24 +15,11 @@ import pytest
 import kube_api
 from conftest import TIMEOUT_S
 from kube_fixtures import certificates  # noqa: F401 (a fixture)
-from kube_pods import INDEX, JOBS, PODS, PodApi
+from kube_pods import INDEX, JOBS, PODS
+from submit_fixtures import api, cluster  # noqa: F401 (fixtures)
 
 SERVICES, SECRETS, MAPS = "/v1/services", "/v1/secrets", "/v1/configmaps"
 PYTORCH = "kubeflow.org/v1/pytorchjobs"
-
-
-@pytest.fixture
-def api(certificates):
-    api = PodApi(certificates)
-    yield api
-    api.close()
-
-
-@pytest.fixture
-def cluster(gradus, api, tmp_path):
-    """The command, whose kubeconfig is that of the server."""
-    gradus.settings["KUBECONFIG"] = str(api.kubeconfig(tmp_path / "config"))
-    return gradus
 
 
 @pytest.fixture

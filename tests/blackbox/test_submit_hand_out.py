@@ -13,33 +13,10 @@ import pytest
 import kube_api
 from conftest import TIMEOUT_S
 from kube_fixtures import certificates  # noqa: F401 (a fixture)
-from kube_pods import INDEX, JOBS, PODS, STATUS, STDERR, PodApi
+from kube_pods import INDEX, JOBS, PODS, STATUS, STDERR
+from submit_fixtures import api, cluster, code  # noqa: F401 (fixtures)
 
 EXEC = re.compile(r"^GET \S+/pods/(?P<name>[^/]+)/exec\?")
-
-
-@pytest.fixture
-def api(certificates, tmp_path):
-    api = PodApi(certificates)
-    api.pod_folder = tmp_path / "pods"
-    api.pod_folder.mkdir()
-    yield api
-    api.close()
-
-
-@pytest.fixture
-def cluster(gradus, api, tmp_path):
-    gradus.settings["KUBECONFIG"] = str(api.kubeconfig(tmp_path / "config"))
-    return gradus
-
-
-@pytest.fixture
-def code(tmp_path):
-    folder = tmp_path / "code"
-    folder.mkdir()
-    (folder / "train.py").write_text("print(1)")
-    (folder / "data").write_bytes(os.urandom(9_000_000))
-    return folder
 
 
 def start(cluster, api, *words, workers=2):

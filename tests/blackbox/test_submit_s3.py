@@ -14,17 +14,11 @@ import pytest
 import s3_store
 from conftest import TIMEOUT_S
 from kube_fixtures import certificates  # noqa: F401 (a fixture)
-from kube_pods import JOBS, PodApi
+from kube_pods import JOBS
 from s3_store import Store
+from submit_fixtures import api, cluster as cluster_alone, code  # noqa: F401 (fixtures)
 
 SECRETS, MAPS = "/v1/secrets", "/v1/configmaps"
-
-
-@pytest.fixture
-def api(certificates):
-    api = PodApi(certificates)
-    yield api
-    api.close()
 
 
 @pytest.fixture
@@ -35,21 +29,11 @@ def store():
 
 
 @pytest.fixture
-def cluster(gradus, api, store, tmp_path):
-    gradus.settings["KUBECONFIG"] = str(api.kubeconfig(tmp_path / "config"))
-    gradus.settings["HOME"] = str(tmp_path)
-    gradus.settings.update(store.settings())
-    return gradus
-
-
-@pytest.fixture
-def code(tmp_path):
-    """Too large for ConfigMaps."""
-    folder = tmp_path / "code"
-    folder.mkdir()
-    (folder / "train.py").write_text("print(1)")
-    (folder / "data").write_bytes(os.urandom(9_000_000))
-    return folder
+def cluster(cluster_alone, store, tmp_path):
+    """That finds the keys of the store."""
+    cluster_alone.settings["HOME"] = str(tmp_path)
+    cluster_alone.settings.update(store.settings())
+    return cluster_alone
 
 
 def submit(cluster, *words):
