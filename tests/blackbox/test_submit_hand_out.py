@@ -3,9 +3,7 @@
 command in the container that waits for it."""
 import os
 import re
-import shutil
 import signal
-import struct
 import subprocess
 
 import pytest
