@@ -180,7 +180,8 @@ def write_digits(folder, epochs, eval_every=10):
 
 def lines_of(output):
     """What a job wrote of its training."""
-    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    whole = (output / "metrics.jsonl").read_text().rpartition("\n")[0]  # it may write the next line
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def wait_for_event(output, event, count=1):
