@@ -110,6 +110,7 @@ gr_status gr_command_serve(const char *at, const uint8_t token[GR_SECRET_BYTES],
 typedef struct command_client {
     gr_channel channel;
     bool is_stdin_open, has_ended;
+    size_t window_bytes; /* of stdin that the agent has room for */
     int code;
 } command_client;
 
@@ -143,6 +144,9 @@ static bool take_packets(command_client *client)
         if (packet.kind == GR_PACKET_MESSAGE) {
             client->has_ended = true;
             client->code = (int)packet.number;
+        } else if (packet.kind == GR_PACKET_TAKEN &&
+                   packet.number <= GR_COMMAND_INPUT_BYTES - client->window_bytes) {
+            client->window_bytes += packet.number;
         } else if (!is_output) {
             return false;
         }
@@ -153,11 +157,13 @@ static bool take_packets(command_client *client)
 static void send_stdin(command_client *client)
 {
     uint8_t data[GR_PACKET_DATA_BYTES_MAX];
-    ssize_t got = read(STDIN_FILENO, data, sizeof data);
+    ssize_t got = read(STDIN_FILENO, data,
+                       client->window_bytes < sizeof data ? client->window_bytes : sizeof data);
     if (got < 0 && (errno == EINTR || errno == EAGAIN)) {
         return;
     }
     client->is_stdin_open = got > 0;
+    client->window_bytes -= got > 0 ? (size_t)got : 0;
     (void)gr_channel_put(&client->channel, GR_PACKET_OUTPUT, STDIN_FILENO, data,
                          got > 0 ? (size_t)got : 0);
 }
@@ -168,7 +174,8 @@ static bool turn(command_client *client)
     if (gr_channel_flush(channel) != 0) {
         return false;
     }
-    bool takes_stdin = client->is_stdin_open && gr_channel_has_room(channel);
+    bool takes_stdin =
+        client->is_stdin_open && client->window_bytes > 0 && gr_channel_has_room(channel);
     struct pollfd polls[] = {
         {.fd = channel->in_fd,
          .events = (short)(POLLIN | (gr_channel_holds(channel) ? POLLOUT : 0))},
@@ -224,7 +231,7 @@ static gr_status dial(const char *at, const uint8_t token[GR_SECRET_BYTES], int6
 gr_status gr_command_run(const char *at, const uint8_t token[GR_SECRET_BYTES], int64_t wait_us,
                          const char *command, int *code_out, gr_diag *diag)
 {
-    command_client client = {.is_stdin_open = true};
+    command_client client = {.is_stdin_open = true, .window_bytes = GR_COMMAND_INPUT_BYTES};
     gr_accepted accepted;
     (void)signal(SIGPIPE, SIG_IGN);
     if (strlen(command) > GR_COMMAND_BYTES_MAX) {

@@ -9,6 +9,9 @@
  *   rsh                                          agent, a process for each command
  *   connects      ── ORDER: the command ──────►  /bin/sh -c, in a session of its own
  *   stdin         ── OUTPUT 0, empty: end ────►  its stdin
+ *                 ◄──────────────── TAKEN ─────  so many bytes of that; GR_COMMAND_INPUT_BYTES may
+ *                                                be on the way, so that the connection stays empty
+ *                                                and its end is seen whatever the command reads
  *   stdout, stderr ◄───────── OUTPUT 1, 2 ─────  what it writes
  *   its exit code  ◄─────────────  MESSAGE ────  it has ended; what it has put into the background
  *                                                lives on, as with sshd
@@ -22,6 +25,7 @@
 enum {
     GR_COMMAND_PORT = 7522, /* of agents, unless somebody says another one */
     GR_COMMAND_BYTES_MAX = 1 << 20,
+    GR_COMMAND_INPUT_BYTES = 256 * 1024,
     GR_COMMANDS_MAX = 256 /* that run at a time; more are closed without a word */
 };
 

@@ -28,9 +28,10 @@ typedef struct command_session {
     bool has_ended;  /* its code is known */
     bool is_dropped; /* its caller is gone, or the agent is to end */
     int code;
-    uint8_t input[GR_PACKET_DATA_BYTES_MAX]; /* for its stdin, not taken yet */
+    uint8_t input[GR_COMMAND_INPUT_BYTES]; /* for its stdin, not taken yet */
     size_t input_first, input_bytes;
-    bool input_ends; /* behind that */
+    size_t taken_bytes; /* of it, and its caller has not been told */
+    bool input_ends;    /* behind that */
 } command_session;
 
 /* ---- Start ----------------------------------------------------------------------------------- */
@@ -99,6 +100,13 @@ static void close_end(command_session *s, int index)
     }
 }
 
+static void take_input(command_session *s, size_t size_bytes)
+{
+    s->input_first += size_bytes;
+    s->input_bytes -= size_bytes;
+    s->taken_bytes += size_bytes;
+}
+
 /* A command that does not read its stdin any more may go on all the same. */
 static void feed(command_session *s)
 {
@@ -110,13 +118,27 @@ static void feed(command_session *s)
         if (put < 0 && errno != EINTR) {
             close_end(s, 0);
         }
-        s->input_first += put > 0 ? (size_t)put : 0;
-        s->input_bytes -= put > 0 ? (size_t)put : 0;
+        take_input(s, put > 0 ? (size_t)put : 0);
     }
-    s->input_bytes = s->ends[0] >= 0 ? s->input_bytes : 0;
+    take_input(s, s->input_bytes); /* nobody wants it */
     if (s->input_ends) {
         close_end(s, 0);
     }
+}
+
+/* False: there is more than its caller was told to have room. */
+static bool add_input(command_session *s, const gr_packet *packet)
+{
+    if (packet->size_bytes > sizeof s->input - s->input_bytes) {
+        return false;
+    }
+    memmove(s->input, s->input + s->input_first, s->input_bytes);
+    memcpy(s->input + s->input_bytes, packet->data, packet->size_bytes);
+    s->input_first = 0;
+    s->input_bytes += packet->size_bytes;
+    s->input_ends |= packet->size_bytes == 0;
+    feed(s);
+    return true;
 }
 
 /* False: it makes no sense. */
@@ -124,18 +146,16 @@ static bool take_packets(command_session *s)
 {
     gr_packet packet;
     int error = 0;
-    while (s->input_bytes == 0 && gr_channel_next(&s->channel, &packet, &error)) {
+    while (gr_channel_next(&s->channel, &packet, &error)) {
         if (packet.kind == GR_PACKET_ORDER) {
             if (!take_order(s, &packet)) {
                 return false;
             }
         } else if (packet.kind == GR_PACKET_OUTPUT && packet.number == STDIN_FILENO &&
                    s->child > 0) {
-            memcpy(s->input, packet.data, packet.size_bytes);
-            s->input_first = 0;
-            s->input_bytes = packet.size_bytes;
-            s->input_ends |= packet.size_bytes == 0;
-            feed(s);
+            if (!add_input(s, &packet)) {
+                return false;
+            }
         } else {
             return false;
         }
@@ -178,23 +198,32 @@ static void take_signals(command_session *s)
     }
 }
 
+static void tell_taken(command_session *s)
+{
+    if (s->taken_bytes >= GR_COMMAND_INPUT_BYTES / 2 &&
+        gr_channel_put(&s->channel, GR_PACKET_TAKEN, (uint32_t)s->taken_bytes, NULL, 0)) {
+        s->taken_bytes = 0;
+    }
+}
+
 /* ---- The loop -------------------------------------------------------------------------------- */
 static void turn(command_session *s, int64_t until_us)
 {
     gr_channel *channel = &s->channel;
+    tell_taken(s);
     if (gr_channel_flush(channel) != 0) {
         s->is_dropped = true;
         return;
     }
-    bool room = gr_channel_has_room(channel), listens = s->input_bytes == 0;
-    struct pollfd polls[] = {{.fd = channel->in_fd,
-                              .events = (short)(POLLRDHUP | (listens ? POLLIN : 0) |
-                                                (gr_channel_holds(channel) ? POLLOUT : 0))},
-                             {.fd = s->signal_fd, .events = POLLIN},
-                             {.fd = s->input_bytes > 0 ? s->ends[0] : -1, .events = POLLOUT},
-                             {.fd = room ? s->ends[1] : -1, .events = POLLIN},
-                             {.fd = room ? s->ends[2] : -1, .events = POLLIN}};
-    bool more = channel->more && listens;
+    bool room = gr_channel_has_room(channel);
+    struct pollfd polls[] = {
+        {.fd = channel->in_fd,
+         .events = (short)(POLLRDHUP | POLLIN | (gr_channel_holds(channel) ? POLLOUT : 0))},
+        {.fd = s->signal_fd, .events = POLLIN},
+        {.fd = s->input_bytes > 0 ? s->ends[0] : -1, .events = POLLOUT},
+        {.fd = room ? s->ends[1] : -1, .events = POLLIN},
+        {.fd = room ? s->ends[2] : -1, .events = POLLIN}};
+    bool more = channel->more;
     int64_t left_us = until_us - gr_now_ns() / 1000;
     int wait_ms = more                   ? 0
                   : until_us == GR_NEVER ? -1
@@ -214,10 +243,10 @@ static void turn(command_session *s, int64_t until_us)
             (void)read_output(s, i);
         }
     }
-    int error = listens && (polls[0].revents != 0 || more) ? gr_channel_fill(channel) : 0;
+    int error = polls[0].revents != 0 || more ? gr_channel_fill(channel) : 0;
     bool is_gone =
         (error != 0 && error != EAGAIN) || (polls[0].revents & (POLLERR | POLLRDHUP)) != 0;
-    s->is_dropped |= is_gone || !take_packets(s); /* also what waited behind input */
+    s->is_dropped |= is_gone || !take_packets(s);
 }
 
 /* What it has written, then its code. */

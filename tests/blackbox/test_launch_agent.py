@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gradus agent --listen` and `gradus rsh`, which take the places of sshd and ssh for launchers of
 MPI."""
-import contextlib
 import os
 import re
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -82,13 +82,14 @@ def test_command_that_does_not_read_ends_with_its_caller(agent):
                               env=agent.environment, stdin=subprocess.PIPE,
                               stdout=subprocess.PIPE, text=True)
     pid = int(caller.stdout.readline())
-    os.set_blocking(caller.stdin.fileno(), False)
+    room = select.poll()
+    room.register(caller.stdin, select.POLLOUT)
     sent = 0
-    with contextlib.suppress(BlockingIOError):
-        while sent < 1 << 26:  # until nobody takes any more
-            sent += os.write(caller.stdin.fileno(), bytes(4096))
+    while room.poll(500):  # until nobody takes any more
+        sent += os.write(caller.stdin.fileno(), bytes(4096))
+        assert sent < 1 << 26
     caller.kill()
-    caller.communicate()
+    caller.wait()
     wait_until(lambda: not is_alive(pid), "its end")
 
 
