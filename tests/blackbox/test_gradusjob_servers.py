@@ -54,7 +54,8 @@ def test_killed_server_is_replaced_while_the_job_runs(gradus, with_ps, undisturb
     assert [line["event"] for line in lines_of(run.output)].count("start") == 1
 
 
-@pytest.mark.parametrize("servers", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("servers", [1, 2])
 def test_server_that_others_cannot_do_without_all_begin_anew(gradus, with_ps, undisturbed, servers):
     run = start(gradus, with_ps, servers)
     os.kill(servers_of(gradus)[0][0], signal.SIGKILL)
