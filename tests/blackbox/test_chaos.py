@@ -120,7 +120,7 @@ while not was_cut or is_cut() or wanted == before:
         wanted += 1
 peer.sendall(b"!")
 """))
-    assert done.returncode == 0 and "could be cut" not in done.stderr, done.stderr
+    assert done.returncode == 0, done.stderr  # it was cut, or the loop would go on
 
 
 def test_garbage_comes_to_any_program(gradus, script):
