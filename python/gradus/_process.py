@@ -43,8 +43,8 @@ def environment(more: Optional[Dict[str, str]] = None) -> Dict[str, str]:
 class Process:
     """Runs the words. `prefix` stands in front of each line that is shown, instead of what the
     command writes there. Threads call on_report(values), on_show() before a line is shown, and
-    on_error(process, line) for one of stderr; one at a time. `hidden`: a pattern of lines that
-    are not shown."""
+    on_error(process, line) for one of stderr, as it was written; one at a time. `hidden`: a pattern
+    of lines that are not shown."""
 
     def __init__(self, words: Sequence[str], env: Dict[str, str], *, cwd: Optional[str] = None,
                  prefix: Optional[str] = None,
@@ -76,6 +76,8 @@ class Process:
                     if found:
                         with contextlib.suppress(Exception):  # of another writer: it goes on
                             self._on_report(json.loads(found[2]))
+                    elif stream == "stderr":
+                        self._on_error(self, line.rstrip("\n"))
                     if found[1] if found else not self._hidden.fullmatch(line):
                         self._show((found[1] if found else line).rstrip("\n"), stream)
 
@@ -85,7 +87,6 @@ class Process:
         self.lines.append(line)
         if stream == "stderr":
             self.errors.append(line)
-            self._on_error(self, line)
         with contextlib.suppress(OSError, ValueError):  # nobody reads it any more: the job goes on
             self._on_show()
             out = getattr(sys, stream)  # that of a notebook may be another one each time

@@ -123,8 +123,10 @@ def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Dict[
 def call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Optional[Dict[str, Any]],
          num_proc: Optional[int], flags: Sequence[str], env: Optional[Mapping[str, str]],
          place: Place, on_report: Callable[[Dict[str, Any]], None] = lambda values: None,
-         on_show: Callable[[], None] = lambda: None) -> List[Any]:
-    """What run() does; the workers' reports go to on_report."""
+         on_show: Callable[[], None] = lambda: None, *,
+         own_env: Optional[Mapping[str, str]] = None, **start: Any) -> List[Any]:
+    """What run() does; the workers' reports go to on_report. own_env is of `gradus run` alone;
+    `start` are further arguments of _process.Process."""
     if num_proc is not None and num_proc < 1:
         raise InvalidError(f"num_proc is {num_proc}; it is 1 or more", operation="run")
     is_remote = place.is_remote(flags)
@@ -134,13 +136,14 @@ def call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Optional[Dict[str,
     key = secrets.token_hex(16)
     env = {**place.env, **(env or {}), **({_KEY: key} if is_remote else {})}
     results = _Results(key, on_report)
-    start = {"on_report": results.take, "on_show": on_show}
+    start.update(on_report=results.take, on_show=on_show)
     with tempfile.TemporaryDirectory(prefix="gradus-run-") as name:  # of mode 0700
         folder = pathlib.Path(name)
         if place.is_cluster:
             process = _submit(fn, job, num_proc or 1, flags, env, place, folder, results, start)
         else:
-            process = _start(job, num_proc, flags, env, place, folder, is_remote, start)
+            process = _start(job, num_proc, flags, env, own_env or {}, place, folder, is_remote,
+                             start)
         if not is_remote:
             results.of_ranks = {int(path.suffix[1:]): pickle.loads(path.read_bytes())
                                 for path in folder.glob("result.*[0-9]")}
@@ -206,8 +209,8 @@ def _words(place: Place, *arguments: str) -> List[str]:
 
 
 def _start(job: bytes, num_proc: Optional[int], flags: Sequence[str], env: Mapping[str, str],
-           place: Place, folder: pathlib.Path, is_remote: bool, start: Mapping[str, Any]
-           ) -> _process.Process:
+           own_env: Mapping[str, str], place: Place, folder: pathlib.Path, is_remote: bool,
+           start: Mapping[str, Any]) -> _process.Process:
     """By `gradus run`, until it has ended. The function goes by the folder, or, to other hosts, as
     the standard input of the workers, which no other user sees and no command line shows."""
     _write(folder / "job", base64.b64encode(job) if is_remote else job)
@@ -217,7 +220,7 @@ def _start(job: bytes, num_proc: Optional[int], flags: Sequence[str], env: Mappi
         how = "stdin"
     count = ["-np", str(num_proc)] if num_proc else []
     words += [*count, "--outlive", "0", *flags, "--", *_words(place, how)]
-    process = _process.Process(words, _process.environment(dict(env)), **start)
+    process = _process.Process(words, _process.environment({**env, **own_env}), **start)
     process.finish()
     return process
 

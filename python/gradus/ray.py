@@ -5,6 +5,8 @@
     with RayExecutor(num_workers=4) as executor:
         print(executor.run(train, args=(0.1,)))
 
+run_elastic() is for functions that go on when workers are lost, and when others come.
+
 gradus.Communicator() is that of the workers there, and so is `gradus.torch.init()`. Importing this
 does not import ray."""
 import asyncio
@@ -12,15 +14,17 @@ import collections
 import itertools
 import pickle
 import re
+import threading
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from . import _placed
+from . import _offered, _placed
 from ._run import FOLLOWS, error_of_rank
 from .errors import InvalidError, TimeoutError
 
-__all__ = ["RayExecutor", "Settings"]
+__all__ = ["RayExecutor", "Settings", "run_elastic"]
 
 _CAUSE_S = 30.0  # so long the cause is waited for, when ranks say that another one is lost
+_LOOK_S = 1.0  # between looks at the slots of a job that is elastic
 _CALLS = 1000  # of an actor at a time, which is Ray's own number
 
 
@@ -270,3 +274,92 @@ def _sentence_of(text: str) -> str:
     pid, host, why = (one[1] if one else None for one in found)
     where = f" (pid {pid} on {host})" if pid else ""
     return f"Ray lost its worker{where}: {why or text.strip().splitlines()[0]}"
+
+
+# ---- Jobs that go on without workers that are lost -----------------------------------------------
+
+def run_elastic(fn: Callable[..., Any], args: Sequence[Any] = (),
+                kwargs: Optional[Dict[str, Any]] = None, num_proc: Optional[int] = None, *,
+                min_num_proc: Optional[int] = None, max_num_proc: Optional[int] = None,
+                reset_limit: Optional[int] = None, start_timeout: float = 600,
+                cpus_per_worker: float = 1, gpus_per_worker: float = 0,
+                env: Optional[Mapping[str, str]] = None, nics: Optional[Sequence[str]] = None,
+                on_report: Callable[[Dict[str, Any]], None] = lambda values: None) -> List[Any]:
+    """Runs fn(*args, **kwargs), with a loop of hvd.elastic say, on workers of a Ray cluster, and
+    returns the results of those that ended well, in the order of their ranks.
+
+    num_proc         workers at the start; otherwise min_num_proc, else 1
+    min_num_proc     the job goes on with so many; otherwise with num_proc
+    max_num_proc     and takes no more than these; otherwise what the cluster has room for
+    reset_limit      so often each worker is started again, else 100 times
+    start_timeout    seconds for the first num_proc to begin
+    cpus_per_worker, gpus_per_worker   what Ray reserves for each
+    env, nics        variables of the workers; network interfaces to use
+
+    An actor of Ray reserves the room of a worker, which `gradus run`, beside the caller, starts
+    there: each worker is a host of its own, with LOCAL_RANK 0. A worker, an actor or a node that is
+    lost is replaced while the job runs, as soon as the cluster has room. Nodes that come bring
+    workers.
+
+    Raises RankError, InvalidError, as gradus.run does."""
+    import ray
+    slots = _Slots({"CPU": cpus_per_worker, "GPU": gpus_per_worker}, max_num_proc)
+    try:
+        here = ray.get_runtime_context().get_node_id()
+        host = next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == here)
+        return _offered.run(fn, args, kwargs, host, slots.begin,
+                            num_proc=num_proc or min_num_proc or 1, min_num_proc=min_num_proc,
+                            max_num_proc=max_num_proc, reset_limit=reset_limit,
+                            start_timeout=start_timeout, env=env, nics=nics, on_report=on_report)
+    finally:
+        slots.close()
+
+
+class _Slot:
+    """An actor in whose room a worker runs."""
+
+    def serve(self, launcher: _offered.Launcher) -> _offered.Served:
+        return _offered.serve(launcher)
+
+
+class _Slots:
+    """As many actors as the job may have workers; Ray starts those that have room."""
+
+    def __init__(self, need: Mapping[str, float], most: Optional[int]) -> None:
+        self._need = {kind: count for kind, count in need.items() if count}
+        self._most = most
+        self._over = threading.Event()
+        self._thread: Optional[threading.Thread] = None
+
+    def begin(self, launcher: _offered.Launcher) -> None:
+        self._thread = threading.Thread(target=self._keep, args=(launcher,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _wanted(self) -> int:
+        """What all nodes could have, as long as there is no limit."""
+        import ray
+        if self._most is not None:
+            return self._most
+        return sum(int(min(node["Resources"].get(kind, 0) // count
+                           for kind, count in self._need.items()))
+                   for node in ray.nodes() if node["Alive"]) if self._need else 1
+
+    def _keep(self, launcher: _offered.Launcher) -> None:
+        import ray
+        kind = ray.remote(_Slot).options(num_cpus=self._need.get("CPU", 0),
+                                         num_gpus=self._need.get("GPU", 0))
+        actors: Dict[Any, Any] = {}  # by what they return
+        while not self._over.wait(_LOOK_S if actors else 0):
+            for ref in ray.wait(list(actors), num_returns=len(actors), timeout=0)[0] \
+                    if actors else ():
+                ray.kill(actors.pop(ref))  # the actor, its node or its agent is lost
+            while len(actors) < min(self._wanted(), _offered.MOST):
+                actor = kind.remote()
+                actors[actor.serve.remote(launcher)] = actor
+        for actor in actors.values():
+            ray.kill(actor)

@@ -43,6 +43,36 @@ def die(rank):
     comm.barrier()
 
 
+def go_on():
+    """A worker is lost, and then all that holds it; others wait for those in their places."""
+    import os
+    import signal
+    import time
+    import gradus
+    comm, came = gradus.Communicator(), "GRADUS_JOINING" in os.environ
+    if comm.rank == 1 and not came:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if comm.rank == 2 and not came:
+        pid, line = os.getpid(), ""
+        while "Slot" not in line and "pyspark" not in line:
+            with open(f"/proc/{pid}/stat") as stat:
+                pid = int(stat.read().rpartition(")")[2].split()[1])
+            with open(f"/proc/{pid}/cmdline") as file:
+                line = file.read()
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(1000)
+    if not came:
+        try:
+            while True:
+                comm.barrier()
+        except gradus.Error:
+            comm.renew()
+    while comm.size < 3:
+        time.sleep(0.01)
+        comm.renew()
+    return came, os.environ["WORD"]
+
+
 def told(call, *words, **more):
     """Behind a mark, since others write as well."""
     try:
@@ -54,10 +84,12 @@ def told(call, *words, **more):
         print("##", type(error).__name__, error, flush=True)
 '''
 TOTALS = "[" + ", ".join(f"({rank}, 4, '{rank}', 'here', 60)" for rank in range(4)) + "]"
+WENT_ON = str([(False, "here"), (True, "here"), (True, "here")])
 FAILED = ("2 KeyError('no such sample') True "
           "run: rank 2 failed: KeyError: 'no such sample'")
 
 RAY = '''
+import os
 import ray
 from gradus.ray import RayExecutor
 
@@ -82,6 +114,16 @@ told(executor.run, total, (10,))
 told(lambda: ray.get(executor.run_remote(total, (10,))))
 told(executor.execute_single, lambda _: __import__("os").environ["GRADUS_INTERFACE"])
 executor.shutdown()
+from horovod.ray import ElasticRayExecutor, ray_logger
+told(lambda: sorted(gradus.ray.run_elastic(
+    go_on, min_num_proc=1, num_proc=3, max_num_proc=3, env={"WORD": "here"})))
+settings = ElasticRayExecutor.create_settings(min_np=2, max_np=2, nics=["lo"])
+executor = ElasticRayExecutor(settings, env_vars={"WORD": "here"})
+executor.start()
+logs = []
+told(executor.run, lambda: ray_logger.log({"word": os.environ["WORD"]}), [logs.append])
+told(sorted, map(str, logs))
+told(lambda: executor.run(lambda: fail(1)))
 ray.shutdown()
 '''
 
@@ -112,4 +154,7 @@ def test_ray_runs_functions_and_names_a_worker_that_is_lost(ray_ranks):
     assert lines[5] == "InvalidError RayExecutor: there are no workers; call start()"
     assert lines[6] == "1 None False run: rank 1 failed: Ray lost its worker"
     assert lines[7].startswith("TimeoutError start: Ray had no room for 9 workers with {'CPU': 1}")
-    assert lines[8:] == [TOTALS, TOTALS, "lo"]
+    assert lines[8:11] == [TOTALS, TOTALS, "lo"]
+    assert lines[11:] == [WENT_ON, "[None, None]", "[\"{'word': 'here'}\", \"{'word': 'here'}\"]",
+                          "1 KeyError('no such sample') True run: rank 1 failed: KeyError: "
+                          "'no such sample'"]
