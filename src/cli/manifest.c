@@ -6,6 +6,7 @@
 #include "base/number.h"
 #include "doc/doc.h"
 #include "doc/node_json.h"
+#include "operator/object.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -39,7 +40,82 @@ static json_t *value_of(const gr_node *node)
     return json_string(text);
 }
 
-/* Reads one document and adds it to the array. */
+/* What only a cluster says of an object, as `kubectl get -o yaml` writes it. */
+static void forget_cluster(json_t *object)
+{
+    static const char *const keys[] = {"creationTimestamp",
+                                       "deletionGracePeriodSeconds",
+                                       "deletionTimestamp",
+                                       "generation",
+                                       "managedFields",
+                                       "ownerReferences",
+                                       "resourceVersion",
+                                       "selfLink",
+                                       "uid"};
+    json_t *metadata = json_object_get(object, "metadata");
+    if (json_object_get(object, "kind") == NULL) {
+        return; /* settings of `gradus submit` */
+    }
+    (void)json_object_del(object, "status");
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        (void)json_object_del(metadata, keys[i]);
+    }
+}
+
+/* Is it an object that the controller of another one has made, and makes again? */
+static bool is_made_for_another(const json_t *object)
+{
+    size_t i;
+    const json_t *owner;
+    json_array_foreach(gr_object_at(object, "metadata.ownerReferences"), i, owner)
+    {
+        if (gr_object_true(owner, "controller") && gr_manifest_kind(object) == NULL) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static gr_status add_object(const char *name, const gr_node *node, json_t *documents, gr_diag *diag)
+{
+    json_t *object = gr_node_json(node, value_of);
+    if (object != NULL && is_made_for_another(object)) {
+        json_decref(object);
+        return GR_OK;
+    }
+    forget_cluster(object);
+    json_t *document = json_pack("[i, o]", node->line, object);
+    return json_array_append_new(documents, document) == 0
+               ? GR_OK
+               : gr_fail(diag, GR_E_NO_MEMORY, "no memory for %s", name);
+}
+
+/* The items of a List or a PyTorchJobList; NULL: it is neither. */
+static const gr_node *items_of(const gr_node *node)
+{
+    static const char ending[] = "List";
+    const gr_node *kind = gr_node_get(node, "kind"), *items = gr_node_get(node, "items");
+    size_t length = kind != NULL && kind->kind == GR_NODE_SCALAR ? strlen(kind->text) : 0;
+    bool is_list = length >= sizeof ending - 1 && items != NULL && items->kind == GR_NODE_LIST &&
+                   strcmp(kind->text + length - (sizeof ending - 1), ending) == 0;
+    return is_list ? items : NULL;
+}
+
+/* A list may hold lists, as deep as documents may be. */
+static gr_status add_node(const char *name, const gr_node *node, json_t *documents, gr_diag *diag)
+{
+    const gr_node *items = items_of(node);
+    if (items == NULL) {
+        return add_object(name, node, documents, diag);
+    }
+    gr_status status = GR_OK;
+    for (const gr_node *item = items->child; item != NULL && status == GR_OK; item = item->next) {
+        status = add_node(name, item, documents, diag);
+    }
+    return status;
+}
+
+/* Reads one document and adds its objects to the array. */
 static gr_status add_document(const char *name, const char *text, size_t size_bytes,
                               json_t *documents, gr_diag *diag)
 {
@@ -53,10 +129,7 @@ static gr_status add_document(const char *name, const char *text, size_t size_by
     }
     const gr_node *root = gr_doc_root(doc);
     if (root->kind != GR_NODE_NULL) {
-        json_t *document = json_pack("[i, o]", root->line, gr_node_json(root, value_of));
-        if (json_array_append_new(documents, document) != 0) {
-            status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for %s", name);
-        }
+        status = add_node(name, root, documents, diag);
     }
     gr_doc_destroy(doc);
     return status;
@@ -81,8 +154,37 @@ static bool is_content(const char *at)
     return *at != '\n' && *at != '#' && *at != '%' && *at != '\0';
 }
 
-/* "---" at the beginning of a line is never inside a value (YAML 1.2, 9.1.2). What stands before a
- * document is made empty lines, so that its own keep their numbers. */
+/* Behind the JSON value that begins there, whatever is inside; `end`: it has no end. */
+static const char *behind_json(const char *at, const char *end)
+{
+    bool is_text = false;
+    int depth = 0;
+    for (; at < end; at++) {
+        if (is_text && *at == '\\' && at + 1 < end) {
+            at++;
+        } else if (*at == '"') {
+            is_text = !is_text;
+        } else if (!is_text && (*at == '{' || *at == '[')) {
+            depth++;
+        } else if (!is_text && (*at == '}' || *at == ']') && --depth == 0) {
+            return at + 1;
+        }
+    }
+    return end;
+}
+
+/* "---" at the beginning of a line is never inside a value (YAML 1.2, 9.1.2). */
+static const char *behind_yaml(const char *at, const char *end)
+{
+    bool has_content = false;
+    do {
+        has_content |= is_content(at);
+        at = line_behind(at, end);
+    } while (at < end && !(has_content && begins_document(at, end)));
+    return at;
+}
+
+/* What stands before a document is made empty lines, so that its own keep their numbers. */
 static gr_status split(const char *name, char *text, size_t size_bytes, json_t *documents,
                        gr_diag *diag)
 {
@@ -90,13 +192,10 @@ static gr_status split(const char *name, char *text, size_t size_bytes, json_t *
     const char *end = text + size_bytes;
     size_t begin = 0;
     while (status == GR_OK && begin < size_bytes) {
-        const char *at = text + begin;
-        bool has_content = false;
-        do {
-            has_content |= is_content(at);
-            at = line_behind(at, end);
-        } while (at < end && !(has_content && begins_document(at, end)));
-        size_t next = (size_t)(at - text);
+        const char *first = text + begin + strspn(text + begin, " \t\r\n");
+        const char *behind =
+            *first == '{' ? behind_json(first, end) : behind_yaml(text + begin, end);
+        size_t next = (size_t)(behind - text);
         status = add_document(name, text, next, documents, diag);
         for (size_t i = begin; i < next; i++) {
             text[i] = text[i] == '\n' ? '\n' : ' ';

@@ -9,7 +9,9 @@
 
 #include <stdio.h>
 
-/* The documents of a file, YAML or JSON, "-" for stdin, as an array of [line, value]. */
+/* The objects of a file, YAML or JSON, "-" for stdin, as an array of [line, value]: those of its
+ * documents, and the items of Lists. What only a cluster says of an object is left out, and so are
+ * objects that a controller makes for another one. */
 gr_status gr_manifests_read(const char *path, json_t **documents_out, gr_diag *diag) GR_MUST_CHECK;
 
 /* "job.yaml:12", where one of these documents stands. */

@@ -17,7 +17,8 @@
 #include <unistd.h>
 
 typedef struct manifest_options {
-    const char *file, *space;
+    const char *const *files; /* NULL: none; ends with NULL */
+    const char *space;
     bool timestamps, watch, dry_run;
 } manifest_options;
 
@@ -26,11 +27,11 @@ typedef struct manifest_options {
 static const gr_config_field manifest_fields[] = {
     {.flag = "--filename",
      .short_flag = 'f',
-     .type = GR_CONFIG_TEXT,
-     AT(file),
+     .type = GR_CONFIG_LIST,
+     AT(files),
      .value_name = "FILE",
-     .help = "manifests of jobs and of what they need, YAML or JSON, one or several documents; -: "
-             "stdin"},
+     .help = "manifests of jobs and of what they need, YAML or JSON, one or several documents or a "
+             "List; -: stdin; may be repeated"},
     {.flag = "--namespace",
      .short_flag = 'n',
      .type = GR_CONFIG_TEXT,
@@ -62,7 +63,7 @@ const gr_config_table gr_run_manifest_table = {.name = "run -f",
 static void usage(void)
 {
     printf(
-        "usage: gradus run -f FILE\n\n"
+        "usage: gradus run -f FILE [-f FILE]...\n\n"
         "Runs the Kubernetes jobs of a manifest on this host: GradusJob, and MPIJob, PyTorchJob\n"
         "and TFJob of Kubeflow. Pods are processes, Services are names of addresses on loopback,\n"
         "ConfigMaps and Secrets are files. Images are not used: programs are those of this host.\n"
@@ -112,7 +113,7 @@ static gr_status check_job(const char *where, const json_t *job, gr_diag *diag)
     if (status == GR_OK && json_array_size(result.writes) == 0) {
         status = gr_fail(diag, GR_E_INVALID,
                          "%s: nothing is made for this job: another controller manages it "
-                         "(spec.runPolicy.managedBy), or it has ended",
+                         "(spec.runPolicy.managedBy)",
                          where);
     }
     gr_operator_result_fini(&result);
@@ -125,13 +126,13 @@ static bool is_name(const char *text)
     return text[strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789-.")] == '\0' && text[0] != '.';
 }
 
-static gr_status take_document(const manifest_options *options, const json_t *document,
-                               json_t *objects, int *jobs, gr_diag *diag)
+static gr_status take_document(const manifest_options *options, const char *file,
+                               const json_t *document, json_t *objects, int *jobs, gr_diag *diag)
 {
     char where[GR_MANIFEST_WHERE_BYTES];
     json_t *object = json_array_get(document, 1), *metadata = json_object_get(object, "metadata");
     bool is_job = gr_manifest_kind(object) != NULL;
-    gr_manifest_where(options->file, document, where);
+    gr_manifest_where(file, document, where);
     if (!is_job && !is_used(object)) {
         return gr_manifest_refuse_kind(where, object, "cannot be run here",
                                        ", and ConfigMaps, Secrets and Services", diag);
@@ -160,27 +161,45 @@ static gr_status take_document(const manifest_options *options, const json_t *do
     return status;
 }
 
+/* Adds the documents of each file to the array, as an array of their own. */
+static gr_status read_files(const manifest_options *options, json_t *files, gr_diag *diag)
+{
+    gr_status status = GR_OK;
+    for (size_t i = 0; options->files[i] != NULL && status == GR_OK; i++) {
+        json_t *documents = NULL;
+        status = gr_manifests_read(options->files[i], &documents, diag);
+        if (status == GR_OK && json_array_append_new(files, documents) != 0) {
+            status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for the manifest");
+        }
+    }
+    return status;
+}
+
 /* What jobs need comes before them. */
 static gr_status read_objects(const manifest_options *options, json_t *objects, gr_diag *diag)
 {
-    json_t *documents = NULL;
-    const json_t *document;
+    json_t *files = json_array();
+    const json_t *documents, *document;
     int jobs = 0;
-    gr_status status = gr_manifests_read(options->file, &documents, diag);
+    gr_status status = read_files(options, files, diag);
     for (int round = 0; round < 2 && status == GR_OK; round++) {
-        size_t i;
-        json_array_foreach(documents, i, document)
+        size_t f, i;
+        json_array_foreach(files, f, documents)
         {
-            const json_t *object = json_array_get(document, 1);
-            if (status == GR_OK && is_used(object) == (round == 0)) {
-                status = take_document(options, document, objects, &jobs, diag);
+            json_array_foreach(documents, i, document)
+            {
+                const json_t *object = json_array_get(document, 1);
+                if (status == GR_OK && is_used(object) == (round == 0)) {
+                    status =
+                        take_document(options, options->files[f], document, objects, &jobs, diag);
+                }
             }
         }
     }
     if (status == GR_OK && jobs == 0) {
-        status = gr_fail(diag, GR_E_INVALID, "%s holds no job", options->file);
+        status = gr_fail(diag, GR_E_INVALID, "%s holds no job", options->files[0]);
     }
-    json_decref(documents);
+    json_decref(files);
     return status;
 }
 
@@ -328,10 +347,12 @@ static int run(const gr_cli_line *line)
         status = gr_fail(&diag, GR_E_INVALID,
                          "run -f starts the job; \"gradus operator --dry-run -f %s\" prints the "
                          "objects that it gets",
-                         options->file != NULL ? options->file : "FILE");
-    } else if (options->file == NULL) {
+                         options->files != NULL ? options->files[0] : "FILE");
+    } else if (options->files == NULL) {
         status = gr_fail(&diag, GR_E_INVALID, "run -f needs a manifest: -f FILE");
-    } else if (options->watch && strcmp(options->file, "-") == 0) {
+    } else if (options->watch && options->files[1] != NULL) {
+        status = gr_fail(&diag, GR_E_INVALID, "run -f: --watch is for one file; put all into one");
+    } else if (options->watch && strcmp(options->files[0], "-") == 0) {
         status = gr_fail(&diag, GR_E_INVALID, "run -f: --watch needs a file, not stdin");
     } else {
         status = objects != NULL ? read_objects(options, objects, &diag)
@@ -341,7 +362,7 @@ static int run(const gr_cli_line *line)
                                     .program = program,
                                     .environment = environ,
                                     .timestamps = options->timestamps,
-                                    .watched = options->watch ? options->file : NULL,
+                                    .watched = options->watch ? options->files[0] : NULL,
                                     .read = read_again,
                                     .read_arg = line->options};
     if (status == GR_OK) {

@@ -529,6 +529,84 @@ def test_dry_run_is_told_where_it_is(gradus):
     assert done.returncode == 2 and "gradus operator --dry-run -f job.yaml" in done.stderr
 
 
+# ---- What manifests are made of ----------------------------------------------------------------
+def say_word(name, **more):
+    """A job that says the word of a ConfigMap."""
+    return job("PyTorchJob", {"Master": role(
+        "PyTorchJob", ["sh", "-c", "echo $WORD"],
+        container={"envFrom": [{"configMapRef": {"name": "words"}}]})}, name=name, **more)
+
+
+WORDS = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "words"},
+         "data": {"WORD": "here"}}
+
+
+def of_cluster(asked, owner=None, **status):
+    """The object as `kubectl get -o yaml` writes it."""
+    metadata = {**asked["metadata"], "creationTimestamp": "2026-01-01T00:00:00Z", "generation": 2,
+                "resourceVersion": "4711", "uid": f"uid-of-{asked['metadata']['name']}",
+                "managedFields": [{"manager": "kubectl", "operation": "Update"}]}
+    if owner:
+        metadata["ownerReferences"] = [{"apiVersion": V1, "kind": "PyTorchJob", "name": owner,
+                                        "uid": f"uid-of-{owner}", "controller": True}]
+    return {**asked, "metadata": metadata, **({"status": status} if status else {})}
+
+
+def test_list_of_a_cluster_runs_its_jobs_as_new_ones(gradus):
+    """What the cluster has made for them is made anew: a Service, and a pod that has ended."""
+    ended = {"conditions": [{"type": "Succeeded", "status": "True", "reason": "PyTorchJobSucceeded",
+                             "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+             "startTime": "2026-01-01T00:00:00Z", "completionTime": "2026-01-01T00:00:00Z"}
+    made = {"metadata": {"name": "one-master-0"}, "spec": {}}
+    jobs = {"apiVersion": V1, "kind": "PyTorchJobList", "metadata": {"resourceVersion": "9"},
+            "items": [of_cluster(say_word("two"), owner="of-more")]}
+    done = run(gradus, {
+        "apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": ""}, "items": [
+            of_cluster(say_word("one"), **ended), jobs, of_cluster(WORDS),
+            of_cluster({"apiVersion": "v1", "kind": "Service", **made}, owner="one"),
+            of_cluster({"apiVersion": "v1", "kind": "Pod", **made}, owner="one", phase="Failed")]})
+    for name in "one", "two":
+        assert lines(done.stdout, f"{name}-master-0") == ["here"]
+        assert f"pytorchjob/{name} " in done.stderr
+
+
+def test_list_in_yaml_tells_the_line_of_an_item(gradus):
+    (gradus.folder / "list.yaml").write_text("""apiVersion: v1
+kind: List
+items:
+- apiVersion: v1
+  kind: ConfigMap
+  metadata: {name: words}
+-
+  apiVersion: apps/v1
+  kind: Deployment
+  metadata: {name: other}
+""")
+    done = gradus("run", "-f", "list.yaml")
+    assert done.returncode == 2 and 'list.yaml:8: kind "Deployment"' in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_several_files_and_json_documents_run_together(gradus, code):
+    """The two jobs meet, so neither waits for the end of the other. A failed one fails the run."""
+    os.mkfifo(gradus.folder / "meeting")
+    one = job("PyTorchJob", {"Master": role("PyTorchJob", ["sh", "-c", "echo met >meeting"])},
+              name="one")
+    two = job("PyTorchJob", {"Master": role(
+        "PyTorchJob", ["sh", "-c", f"cat meeting; exit {code}"])}, name="two")
+    (gradus.folder / "jobs.json").write_text(json.dumps(say_word("three")) + json.dumps(two))
+    (gradus.folder / "more.yaml").write_text(json.dumps(WORDS) + "\n---\n" + json.dumps(one))
+    done = gradus("run", "-f", "jobs.json", "-f", "more.yaml")
+    assert done.returncode == code, done.stderr
+    assert lines(done.stdout, "two-master-0") == ["met"]
+    assert lines(done.stdout, "three-master-0") == ["here"]
+
+
+def test_several_files_are_not_watched(gradus):
+    done = gradus("run", "--watch", "-f", "a.yaml", "-f", "b.yaml")
+    assert done.returncode == 2 and "--watch is for one file" in done.stderr
+
+
 # ---- Recordings ----------------------------------------------------------------------------------
 def recordings():
     kube = pathlib.Path(os.environ["GRADUS_SOURCE_DIR"]).parent / "shared/kube/recordings.tar.xz"
