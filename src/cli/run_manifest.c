@@ -104,6 +104,26 @@ static bool is_used(const json_t *object)
     return known;
 }
 
+/* A cluster runs pods without any rank, as training-operator does; here that is a mistake. */
+static gr_status check_processes(const char *where, const json_t *job, gr_diag *diag)
+{
+    static const char *const paths[] = {"spec.nprocPerNode", "spec.elasticPolicy.nProcPerNode"};
+    for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
+        const json_t *value = gr_object_at(job, paths[i]);
+        const char *text = json_string_value(value);
+        char *end = NULL;
+        long long count = text != NULL ? strtoll(text, &end, 10) : json_integer_value(value);
+        bool is_number = text != NULL ? end != text && *end == '\0' : json_is_integer(value);
+        if (gr_object_is_text(job, "kind", "PyTorchJob") && is_number && count < 1) {
+            return gr_fail(diag, GR_E_INVALID,
+                           "%s: %s is %lld: no pod has a rank; it is auto, gpu, cpu or a number "
+                           "from 1",
+                           where, paths[i], count);
+        }
+    }
+    return GR_OK;
+}
+
 /* A look at the job alone says what is wrong in it. */
 static gr_status check_job(const char *where, const json_t *job, gr_diag *diag)
 {
@@ -153,6 +173,7 @@ static gr_status take_document(const manifest_options *options, const char *file
     gr_status status = GR_OK;
     if (is_job) {
         status = check_job(where, object, diag);
+        status = status == GR_OK ? check_processes(where, object, diag) : status;
         (*jobs)++;
     }
     if (status == GR_OK && json_array_append(objects, object) != 0) {

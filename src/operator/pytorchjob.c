@@ -6,6 +6,7 @@
 #include "operator/object.h"
 #include "operator/training.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -85,25 +86,33 @@ static void add_env_int(gr_training *t, json_t *container, const char *name, int
     gr_training_add_env(t, container, name, text);
 }
 
+/* The ranks of a pod: what strconv.Atoi of training-operator makes of nprocPerNode, also 0 and
+ * less. Words such as auto, and what is no number of 64 bits, are 1. */
+static int64_t ranks_of_pod(const json_t *nproc)
+{
+    char number[32], *end;
+    const char *text = text_of(nproc, number);
+    const char *digits = text != NULL ? text + (text[0] == '-' || text[0] == '+') : "";
+    errno = 0;
+    int64_t ranks = text != NULL ? (int64_t)strtoll(text, &end, 10) : 1;
+    bool is_number = digits[0] >= '0' && digits[0] <= '9' && *end == '\0' && errno == 0;
+    return is_number ? ranks : 1;
+}
+
 static void add_master_env(gr_training *t, json_t *container, const gr_training_role *role,
                            int64_t index)
 {
-    enum { PROCESSES_MAX = 100000 };
-    char address[GR_TRAINING_NAME_BYTES], number[32];
+    char address[GR_TRAINING_NAME_BYTES];
     const gr_training_role *master = gr_training_find_role(t, "Master");
-    const json_t *nproc = gr_object_at(t->look.job, "spec.nprocPerNode");
-    const char *text = text_of(nproc, number);
+    int64_t ranks = ranks_of_pod(gr_object_at(t->look.job, "spec.nprocPerNode"));
     int64_t rank = role == master ? 0 : index + 1;
-    char *end = NULL;
-    long long processes = text != NULL ? strtoll(text, &end, 10) : 1;
-    bool is_number =
-        text != NULL && end != text && *end == '\0' && processes > 0 && processes <= PROCESSES_MAX;
     snprintf(address, sizeof address, "%s-master-0", t->look.name);
     add_env_int(t, container, "MASTER_PORT", master->port);
     add_env_int(t, container, "PET_MASTER_PORT", master->port);
     gr_training_add_env(t, container, "MASTER_ADDR", address);
     gr_training_add_env(t, container, "PET_MASTER_ADDR", address);
-    add_env_int(t, container, "WORLD_SIZE", t->replicas * (is_number ? processes : 1));
+    add_env_int(t, container, "WORLD_SIZE",
+                (int64_t)((uint64_t)t->replicas * (uint64_t)ranks)); /* wraps, as Go's int does */
     add_env_int(t, container, "RANK", rank);
     add_env_int(t, container, "PET_NODE_RANK", rank);
 }

@@ -491,6 +491,16 @@ def test_wrong_manifest_ends_with_a_sentence_and_its_line(gradus, change, senten
     assert sentence in done.stderr
 
 
+@pytest.mark.parametrize("spec, sentence", [
+    ({"nprocPerNode": "0"}, "spec.nprocPerNode is 0"),
+    ({"nprocPerNode": "-2"}, "spec.nprocPerNode is -2"),
+    ({"elasticPolicy": {"nProcPerNode": 0}}, "spec.elasticPolicy.nProcPerNode is 0")])
+def test_pytorch_job_without_ranks_ends_with_a_sentence(gradus, spec, sentence):
+    asked = job("PyTorchJob", {"Worker": role("PyTorchJob", ["echo", "no"])}, **spec)
+    done = run(gradus, asked, code=2)
+    assert sentence in done.stderr and done.stdout == ""
+
+
 def test_two_versions_of_a_kind_end_with_a_sentence(gradus):
     roles = {"Launcher": role("MPIJob", ["true"]), "Worker": role("MPIJob", None)}
     done = run(gradus, job("MPIJob", roles, V1), job("MPIJob", roles, V2), code=2)

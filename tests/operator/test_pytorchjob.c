@@ -90,6 +90,33 @@ static void job_new_pod_and_service_of_each_replica(void **state)
     close_cluster(&c);
 }
 
+/* As training-operator 1.9 has it, sensible or not. */
+static void ranks_of_a_pod_multiply_the_world_size_if_they_are_a_number(void **state)
+{
+    (void)state;
+    static const char *const cases[][3] = {
+        {"'2'", "2", "4"},     {"'+3'", "+3", "6"},
+        {"'0'", "0", "0"},     {"'-1'", "-1", "-2"},
+        {"4", "4", "8"},       {"'100001'", "100001", "200002"},
+        {"'gpu'", "gpu", "2"}, {"'cpu'", "cpu", "2"},
+        {"'2x'", "2x", "2"},   {"' 2'", " 2", "2"},
+        {"'-'", "-", "2"},     {"'9223372036854775808'", "9223372036854775808", "2"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cluster c;
+        open_cluster(&c, 1);
+        set(c.job, "spec.nprocPerNode", cases[i][0]);
+        look(&c);
+        const json_t *container =
+            json_array_get(gr_object_at(written(&c, 0), "spec.containers"), 0);
+        const json_t *env = json_object_get(container, "env");
+        assert_string_equal(gr_object_text(json_array_get(env, 5), "name"), "WORLD_SIZE");
+        assert_string_equal(gr_object_text(json_array_get(env, 5), "value"), cases[i][2]);
+        assert_string_equal(gr_object_text(json_array_get(env, 8), "name"), "PET_NPROC_PER_NODE");
+        assert_string_equal(gr_object_text(json_array_get(env, 8), "value"), cases[i][1]);
+        close_cluster(&c);
+    }
+}
+
 static void job_running_looked_at_again_no_more_writes_or_events(void **state)
 {
     (void)state;
@@ -512,6 +539,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(job_new_pod_and_service_of_each_replica),
+        cmocka_unit_test(ranks_of_a_pod_multiply_the_world_size_if_they_are_a_number),
         cmocka_unit_test(job_running_looked_at_again_no_more_writes_or_events),
         cmocka_unit_test(role_names_in_any_case_are_taken),
         cmocka_unit_test(elastic_job_rendezvous_and_autoscaler),
