@@ -72,6 +72,43 @@ if e["RANK"] == "0":
     assert done.stderr.count("are processes of this host") == 1
 
 
+def test_pytorch_jobs_of_two_runs_do_not_meet(gradus):
+    """At their port and at the one behind it, where programs of Gradus meet. Each ends when it has
+    a connection, which a pod of its own run makes."""
+    serve = """
+import os, socket
+port = int(os.environ["MASTER_PORT"])
+servers = [socket.create_server(("", port + i), family=socket.AF_INET6, dualstack_ipv6=True)
+           for i in range(2)]
+print("listening", flush=True)
+os.read(os.open("all-listen", os.O_RDONLY), 1)
+for server in servers:
+    print(server.accept()[0].recv(100).decode(), flush=True)
+"""
+    call = """
+import os, socket
+os.read(os.open("all-listen", os.O_RDONLY), 1)
+for port in range(2):
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + port
+    socket.create_connection(address).sendall(os.environ["RUN"].encode())
+"""
+    os.mkfifo(gradus.folder / "all-listen")
+    gate = os.open(gradus.folder / "all-listen", os.O_RDWR)
+    runs = []
+    for name in "first", "second":
+        env = {"env": [{"name": "RUN", "value": name}]}
+        asked = job("PyTorchJob", {"Master": role("PyTorchJob", python(serve)),
+                                   "Worker": role("PyTorchJob", python(call), container=env)})
+        (gradus.folder / f"{name}.json").write_text(json.dumps(asked))
+        runs.append(gradus.start("run", "-f", f"{name}.json"))
+    for process in runs:
+        wait_for_line(process, "] listening")
+    os.write(gate, b"xxxx")
+    for process, name in zip(runs, ["first", "second"]):
+        assert lines(finish(process)[0], "train-master-0") == [name] * 2
+    os.close(gate)
+
+
 TF_PROGRAM = """
 import json, os, signal, socket
 config = json.loads(os.environ["TF_CONFIG"])

@@ -14,6 +14,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -249,6 +250,46 @@ static void names_whole_ones_of_pods_replaced(void **state)
     }
 }
 
+/* ---- Addresses ------------------------------------------------------------------------------- */
+static gr_names *make_names(void)
+{
+    char path[] = "/tmp/gradus-names-XXXXXX", file[64];
+    gr_names *names = NULL;
+    gr_diag diag = {0};
+    assert_non_null(mkdtemp(path));
+    snprintf(file, sizeof file, "%s/hosts", path);
+    assert_int_equal(gr_names_create(file, "cluster.local", &names, &diag), GR_OK);
+    (void)unlink(file);
+    (void)rmdir(path);
+    return names;
+}
+
+/* Two runs whose process ids are the same to each other, as in two containers of one network: each
+ * pod of both has an address that no other has, also where they need several nets. */
+static void names_of_two_runs_with_one_process_id_have_addresses_of_their_own(void **state)
+{
+    (void)state;
+    enum { RUNS = 2, PODS = 300 };
+    gr_names *names[RUNS] = {make_names(), make_names()};
+    json_t *seen = json_object();
+    gr_diag diag = {0};
+    for (int i = 0; i < PODS * RUNS; i++) {
+        char pod[32], address[GR_ADDRESS_OF_POD_BYTES], again[GR_ADDRESS_OF_POD_BYTES];
+        snprintf(pod, sizeof pod, "pod-%d", i / RUNS);
+        gr_names *its = names[i % RUNS];
+        assert_int_equal(gr_names_address(its, "lab", pod, address, &diag), GR_OK);
+        assert_int_equal(gr_names_address(its, "lab", pod, again, &diag), GR_OK);
+        assert_string_equal(address, again);
+        assert_int_equal(strncmp(address, "127.", 4), 0);
+        assert_null(json_object_get(seen, address));
+        json_object_set_new(seen, address, json_true());
+    }
+    json_decref(seen);
+    for (int i = 0; i < RUNS; i++) {
+        gr_names_destroy(names[i]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -260,6 +301,7 @@ int main(void)
         cmocka_unit_test(batch_suspended_has_no_pod_until_resumed),
         cmocka_unit_test(variables_expanded_as_kubernetes_does),
         cmocka_unit_test(names_whole_ones_of_pods_replaced),
+        cmocka_unit_test(names_of_two_runs_with_one_process_id_have_addresses_of_their_own),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

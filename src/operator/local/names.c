@@ -5,20 +5,38 @@
 #include "base/file.h"
 #include "operator/object.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
-/* 127.A.B.1 to 127.A.B.254, and then those of the next B: A and B follow from the process id, so
- * that two runs at a time do not take each other's ports. */
-enum { HOSTS_OF_NET = 254, NETS = 256, FIRST_A = 64, A_COUNT = 64, HOSTS_FILE_BYTES_MAX = 1 << 20 };
+/* 127.A.B.1 to 127.A.B.254, and then those of another net A.B. A net belongs to the run whose
+ * socket is bound at 127.A.B.255: so two runs at a time do not take each other's ports, also where
+ * each has process ids of its own. The first net that is tried follows from the process id. */
+enum {
+    HOSTS_OF_NET = 254,
+    NETS = 256,
+    FIRST_A = 64,
+    A_COUNT = 64,
+    NETS_MAX = 512, /* of one run */
+    NET_PORT = 29499,
+    HOSTS_FILE_BYTES_MAX = 1 << 20
+};
+
+typedef struct names_net {
+    int number; /* A * NETS + B */
+    int fd;     /* by which it is ours; -1: by nothing */
+} names_net;
 
 struct gr_names {
     int fd;
+    names_net nets[NETS_MAX];
+    int net_count;
     char *path, *domain;
     json_t *addresses; /* of "space/pod": a number from 0 */
     json_t *written;   /* "address name" of each that stands in the file */
@@ -61,6 +79,11 @@ gr_status gr_names_create(const char *path, const char *cluster_domain, gr_names
 void gr_names_destroy(gr_names *names)
 {
     if (names != NULL) {
+        for (int i = 0; i < names->net_count; i++) {
+            if (names->nets[i].fd >= 0) {
+                close(names->nets[i].fd);
+            }
+        }
         if (names->fd >= 0) {
             close(names->fd);
         }
@@ -70,6 +93,49 @@ void gr_names_destroy(gr_names *names)
         free(names->domain);
         free(names);
     }
+}
+
+static void print_address(int net, int host, char address_out[GR_ADDRESS_OF_POD_BYTES])
+{
+    snprintf(address_out, GR_ADDRESS_OF_POD_BYTES, "127.%d.%d.%d", FIRST_A + net / NETS % A_COUNT,
+             net % NETS, host);
+}
+
+/* Does another run have the net? *fd_out: by which it is ours now, -1: no socket can be had. */
+static bool is_taken(int net, int *fd_out)
+{
+    char address[GR_ADDRESS_OF_POD_BYTES];
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(NET_PORT)};
+    print_address(net, HOSTS_OF_NET + 1, address);
+    (void)inet_pton(AF_INET, address, &at.sin_addr);
+    *fd_out = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (*fd_out < 0 || bind(*fd_out, (const struct sockaddr *)&at, sizeof at) == 0) {
+        return false;
+    }
+    bool is_another = errno == EADDRINUSE;
+    close(*fd_out);
+    *fd_out = -1;
+    return is_another;
+}
+
+/* Where no net can be had, for all are taken or a program is at NET_PORT of all addresses, it is
+ * one that another run may have as well. */
+static gr_status take_net(gr_names *names, gr_diag *diag)
+{
+    const int count = NETS * A_COUNT, first = (int)getpid() % count;
+    names_net net = {.number = (first + names->net_count) % count, .fd = -1};
+    if (names->net_count == NETS_MAX) {
+        return gr_fail(diag, GR_E_INVALID, "more than %d pods in one run", NETS_MAX * HOSTS_OF_NET);
+    }
+    for (int i = 0; i < count && net.fd < 0; i++) {
+        int number = (first + i) % count;
+        if (!is_taken(number, &net.fd)) {
+            net.number = number;
+            break;
+        }
+    }
+    names->nets[names->net_count++] = net;
+    return GR_OK;
 }
 
 gr_status gr_names_address(gr_names *names, const char *space, const char *pod,
@@ -83,11 +149,12 @@ gr_status gr_names_address(gr_names *names, const char *space, const char *pod,
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the names of pods");
     }
     json_int_t number = json_integer_value(json_object_get(names->addresses, key));
-    json_int_t net = (json_int_t)(getpid() % (NETS * A_COUNT)) + number / HOSTS_OF_NET;
-    snprintf(address_out, GR_ADDRESS_OF_POD_BYTES, "127.%d.%d.%d",
-             FIRST_A + (int)(net / NETS % A_COUNT), (int)(net % NETS),
-             (int)(number % HOSTS_OF_NET) + 1);
-    return GR_OK;
+    json_int_t at = number / HOSTS_OF_NET;
+    gr_status status = at < names->net_count ? GR_OK : take_net(names, diag);
+    if (status == GR_OK) {
+        print_address(names->nets[at].number, (int)(number % HOSTS_OF_NET) + 1, address_out);
+    }
+    return status;
 }
 
 /* Adds " name" to the line, unless it stands in the file. */

@@ -16,7 +16,8 @@ typedef struct gr_names gr_names;
 gr_status gr_names_create(const char *path, const char *cluster_domain, gr_names **names_out,
                           gr_diag *diag) GR_MUST_CHECK;
 void gr_names_destroy(gr_names *names);
-/* That of a pod of this name, also of one that comes later. */
+/* That of a pod of this name, also of one that comes later; no other run on this host has it.
+ * GR_E_NO_MEMORY; GR_E_INVALID: there are too many. */
 gr_status gr_names_address(gr_names *names, const char *space, const char *pod,
                            char address_out[GR_ADDRESS_OF_POD_BYTES], gr_diag *diag) GR_MUST_CHECK;
 /* From now on the pod can be found, by its own names and those of the Services that select it. */

@@ -530,6 +530,14 @@ static size_t count_mounts(const json_t *containers)
     return count;
 }
 
+static void add_port(gr_pod_plan *plan, int64_t number)
+{
+    if (number > 0 && number <= UINT16_MAX && plan->port_count < PORTS_MAX) {
+        plan->ports[plan->port_count++] = (uint16_t)number;
+    }
+}
+
+/* Programs of Gradus that torchrun has started meet at the port behind that of a PyTorchJob. */
 static void add_ports(gr_pod_plan *plan, const json_t *containers)
 {
     size_t i, k;
@@ -539,8 +547,9 @@ static void add_ports(gr_pod_plan *plan, const json_t *containers)
         json_array_foreach(json_object_get(container, "ports"), k, port)
         {
             int64_t number = gr_object_int(port, "containerPort", 0);
-            if (number > 0 && number <= UINT16_MAX && plan->port_count < PORTS_MAX) {
-                plan->ports[plan->port_count++] = (uint16_t)number;
+            add_port(plan, number);
+            if (gr_object_is_text(port, "name", "pytorchjob-port")) {
+                add_port(plan, number + 1);
             }
         }
     }
