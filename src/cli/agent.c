@@ -54,7 +54,7 @@ static const gr_config_field agent_fields[] = {
      .default_text = "30s",
      .min = 0,
      .max = 86400e6,
-     .help = "how long to try again while nobody listens there"},
+     .help = "how long to try again while nobody listens there, or its name is not known"},
     {.key = NULL},
 };
 
@@ -128,12 +128,13 @@ static int offer(const agent_options *options, const uint8_t *token)
     int64_t cores = count_cores();
     int64_t most = cores < GR_LAUNCH_WORKERS_MAX ? cores : GR_LAUNCH_WORKERS_MAX;
     int slots = (int)(options->slots > 0 ? options->slots : most), unneeded = 0;
+    gr_log log = {.level = GR_LOG_WARN, .sink = gr_log_to_file, .sink_arg = stderr};
     for (bool again = false; unneeded < UNNEEDED_MAX; again = true) {
         gr_accepted accepted;
         gr_diag diag = {0};
         bool needed;
         gr_status status = gr_join_dial(options->join, slots, token, again ? 0 : options->wait_us,
-                                        &accepted, &diag);
+                                        &log, &accepted, &diag);
         if (status != GR_OK && again) {
             break; /* the launcher has ended */
         }

@@ -21,7 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { LOOK_AGAIN_MS = 500, PAUSE_MS = 200, REAP_MS = 1000 };
+enum { LOOK_AGAIN_MS = 500, REAP_MS = 1000 };
 
 /* ---- The agent ------------------------------------------------------------------------------- */
 typedef struct command_server {
@@ -213,21 +213,6 @@ static gr_status send_command(command_client *client, const char *command, gr_di
     return GR_OK;
 }
 
-/* The name of a pod that starts is not known yet. */
-static gr_status dial(const char *at, const uint8_t token[GR_SECRET_BYTES], int64_t wait_us,
-                      gr_accepted *accepted_out, gr_diag *diag)
-{
-    const int64_t until_us = gr_now_ns() / 1000 + wait_us;
-    for (;;) {
-        gr_status status = gr_join_dial(at, 1, token, 0, accepted_out, diag);
-        bool may_come = status == GR_E_PEER_LOST || status == GR_E_INVALID;
-        if (!may_come || gr_now_ns() / 1000 >= until_us) {
-            return status;
-        }
-        (void)poll(NULL, 0, PAUSE_MS);
-    }
-}
-
 gr_status gr_command_run(const char *at, const uint8_t token[GR_SECRET_BYTES], int64_t wait_us,
                          const char *command, int *code_out, gr_diag *diag)
 {
@@ -237,7 +222,7 @@ gr_status gr_command_run(const char *at, const uint8_t token[GR_SECRET_BYTES], i
     if (strlen(command) > GR_COMMAND_BYTES_MAX) {
         return gr_fail(diag, GR_E_INVALID, "a command may have %d bytes", GR_COMMAND_BYTES_MAX);
     }
-    gr_status status = dial(at, token, wait_us, &accepted, diag);
+    gr_status status = gr_join_dial(at, 1, token, wait_us, NULL, &accepted, diag);
     if (status != GR_OK) {
         return status;
     }

@@ -38,8 +38,8 @@ gr_status gr_command_serve(const char *at, const uint8_t token[GR_SECRET_BYTES],
 /* Runs the command at "HOST:PORT" with this process's stdin, stdout and stderr, and gives its exit
  * code; 128 + n: signal n ended it. Where nobody listens yet, or the name is not known yet, it
  * tries again for `wait_us`. GR_E_AUTH: the agent has another token; GR_E_PEER_LOST: nobody is
- * there, or the connection broke, and whether the command ran is not known; GR_E_INVALID,
- * GR_E_NO_MEMORY. */
+ * there, or the connection broke, and whether the command ran is not known; GR_E_NOT_FOUND:
+ * nobody knows the name; GR_E_INVALID, GR_E_NO_MEMORY. */
 gr_status gr_command_run(const char *at, const uint8_t token[GR_SECRET_BYTES], int64_t wait_us,
                          const char *command, int *code_out, gr_diag *diag) GR_MUST_CHECK;
 

@@ -248,7 +248,8 @@ static gr_status dial_once(const char *address, const gr_acceptor_config *config
 }
 
 gr_status gr_join_dial(const char *at, int slots, const uint8_t token[GR_SECRET_BYTES],
-                       int64_t timeout_us, gr_accepted *arrival_out, gr_diag *diag)
+                       int64_t timeout_us, const gr_log *log, gr_accepted *arrival_out,
+                       gr_diag *diag)
 {
     char host[GR_HOSTS_NAME_BYTES], address[GR_ADDRESS_BYTES];
     const char *port = "";
@@ -267,15 +268,22 @@ gr_status gr_join_dial(const char *at, int slots, const uint8_t token[GR_SECRET_
     bool colon = strchr(host, ':') != NULL;
     snprintf(address, sizeof address, "tcp:%s%.90s%s:%.10s", colon ? "[" : "", host,
              colon ? "]" : "", port);
-    for (;;) {
+    for (bool told = false;;) {
         gr_diag why = {0};
         status = dial_once(address, &config, arrival_out, &why);
         if (status == GR_OK) {
             watch_idle(arrival_out->fd);
             return GR_OK;
         }
-        if (status != GR_E_PEER_LOST || gr_now_ns() / 1000 >= until_us) {
+        bool nobody = status == GR_E_PEER_LOST || status == GR_E_NOT_FOUND;
+        if (!nobody || gr_now_ns() / 1000 >= until_us) {
             return gr_fail(diag, status, "%s", why.text);
+        }
+        if (status == GR_E_NOT_FOUND && !told) {
+            told = true;
+            gr_log_write(log, GR_LOG_WARN, "agent",
+                         "%s; it is looked for again for %.0f s (--wait)", why.text,
+                         (double)timeout_us * 1e-6);
         }
         (void)poll(NULL, 0, PAUSE_MS);
     }

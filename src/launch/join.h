@@ -37,10 +37,11 @@ void gr_join_refuse(gr_host *host);
 gr_status gr_join_gather(gr_acceptor *acceptor, int slots, int64_t timeout_us, gr_arena *arena,
                          gr_host_list *hosts_out, gr_diag *diag) GR_MUST_CHECK;
 
-/* Agent: tries again while nobody listens there, for `timeout_us`. GR_E_AUTH: the other side holds
- * another token; GR_E_PEER_LOST: nobody is there; GR_E_INVALID: no address, or a name that is not
- * known. */
+/* Agent: tries again for `timeout_us` while nobody listens there, or the name of the host is not
+ * known, which is logged. GR_E_AUTH: the other side holds another token; GR_E_PEER_LOST: nobody is
+ * there; GR_E_NOT_FOUND: nobody knows the name; GR_E_INVALID: no address. */
 gr_status gr_join_dial(const char *at, int slots, const uint8_t token[GR_SECRET_BYTES],
-                       int64_t timeout_us, gr_accepted *arrival_out, gr_diag *diag) GR_MUST_CHECK;
+                       int64_t timeout_us, const gr_log *log, gr_accepted *arrival_out,
+                       gr_diag *diag) GR_MUST_CHECK;
 
 #endif

@@ -9,7 +9,7 @@ import socket
 import subprocess
 
 import pytest
-from conftest import TIMEOUT_S, Process, unhurried, wait_until
+from conftest import TIMEOUT_S, Process, finish, unhurried, wait_until
 from test_coming_hosts import EPOCHS  # noqa: F401 (of the job in conftest)
 from test_coming_hosts import finish_as, workers_on
 from test_elastic import generations, wait_for_first_epoch
@@ -237,6 +237,27 @@ def test_the_launcher_is_killed(two, gradus):  # noqa: F811
 def test_what_cannot_be(gradus, words, env, sentence):
     done = gradus(*words, env=env)
     assert done.returncode == 2 and sentence in done.stderr
+
+
+def test_agent_waits_for_the_name_of_its_launcher(gradus, tmp_path):
+    """The agent has files of names of its own, of which one gets the name while it waits."""
+    (tmp_path / "hosts").touch()
+    (tmp_path / "switch").write_text("hosts: files\n")
+    script = "mount --bind hosts /etc/hosts && mount --bind switch /etc/nsswitch.conf && exec "
+    apart = ["-m", *([] if os.geteuid() == 0 else ["-Ur"]), "sh", "-c"]
+    if subprocess.run(["unshare", *apart, f"{script} true"], cwd=tmp_path,
+                      capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    env = {"GRADUS_JOIN_TOKEN_FILE": str(tmp_path / "token")}
+    launcher = gradus.start("run", "-np", 1, "--listen", "127.0.0.1:0", "--", "echo", "here",
+                            env=env)
+    port = int(launcher.stderr.readline().rsplit(":", 1)[1])
+    agent = gradus.start(*apart, f"{script} {gradus.program} agent --join new-host:{port}",
+                         program="unshare", env=env)
+    assert 'cannot find the host "new-host"' in agent.stderr.readline()
+    (tmp_path / "hosts").write_text("127.0.0.1 new-host\n")
+    assert finish(launcher)[0].endswith("here\n")
+    assert finish(agent) == ("", "")
 
 
 def test_nobody_listens(gradus):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gradus agent --listen` and `gradus rsh`, which take the places of sshd and ssh for launchers of
 MPI."""
+import ctypes
 import os
 import re
 import secrets
@@ -53,6 +54,27 @@ def is_alive(pid):
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_command_waits_for_the_name_of_its_host(agent, tmp_path):
+    """It has files of names of its own. When it has looked into one, that gets the name."""
+    (tmp_path / "hosts").touch()
+    (tmp_path / "switch").write_text("hosts: files\n")
+    script = "mount --bind hosts /etc/hosts && mount --bind switch /etc/nsswitch.conf && exec $@"
+    apart = ["unshare", "-m", *([] if os.geteuid() == 0 else ["-Ur"]), "sh", "-c", script, "sh"]
+    if subprocess.run([*apart, "true"], cwd=tmp_path, capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    libc, in_close_nowrite = ctypes.CDLL(None), 0x10
+    watch = libc.inotify_init()
+    assert libc.inotify_add_watch(watch, bytes(tmp_path / "hosts"), in_close_nowrite) > 0
+    process = subprocess.Popen([*apart, *agent.words("new-host", "echo", "here")], cwd=tmp_path,
+                               env=agent.environment, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
+    assert os.read(watch, 4096)
+    (tmp_path / "hosts").write_text("127.0.0.1 new-host\n")
+    assert process.communicate(timeout=TIMEOUT_S) == ("here\n", "")
+    assert process.returncode == 0
+    os.close(watch)
 
 
 def test_command_has_stdin_stdout_stderr_and_exit_code(agent):
