@@ -87,6 +87,16 @@ def test_suspended_job_saves_what_its_servers_keep(gradus, with_ps, undisturbed)
     assert [line["step"] for line in events if line["event"] == "start"] == [0, *stops]
 
 
+def test_signal_ends_workers_before_their_servers(gradus, with_ps):
+    """So what the servers keep is saved."""
+    run = start(gradus, with_ps, 2)
+    run.process.send_signal(signal.SIGTERM)
+    said = run.end(1)
+    stops = [line["step"] for line in lines_of(run.output) if line["event"] == "stopped"]
+    assert len(stops) == 1 and "SIGTERM: the pods end" in said, said
+    assert gradus("checkpoint", "verify", run.output / "checkpoints").returncode == 0
+
+
 def test_wrong_servers_are_refused_with_a_sentence(gradus, job, with_ps):
     for path, spec, sentence in (
             (with_ps, {}, "spec.servers: Required value: strategy: ps needs parameter servers"),

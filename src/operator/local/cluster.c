@@ -63,6 +63,7 @@ typedef struct local_cluster {
     bool is_changed;                              /* the store, since the controller has looked */
     bool is_stale;                                /* a ConfigMap or a Secret has changed */
     bool is_pumping, is_stopping, has_told_title;
+    bool is_one_needed; /* a pod was not told to end yet, for others need it */
 } local_cluster;
 
 static void pump(local_cluster *c);
@@ -392,12 +393,28 @@ static bool is_finishing(const local_cluster *c)
     return false;
 }
 
-/* What is left of the pods is told to end. */
+/* Does it go on until another one has ended? */
+static bool is_needed_by_another(const local_cluster *c, const gr_local_pod *pod)
+{
+    for (size_t i = 0; i < c->pod_count; i++) {
+        if (gr_local_pod_pid(c->pods[i]) > 0 && gr_local_pod_outlives(pod, c->pods[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* What is left of the pods is told to end, in its order. */
 static void end_pods(local_cluster *c, bool at_once)
 {
     keep_report(c);
+    c->is_one_needed = false;
     for (size_t i = 0; i < c->pod_count; i++) {
-        gr_local_pod_end(c->pods[i], at_once ? 0 : gr_local_pod_grace_s(c->pods[i]));
+        if (!at_once && is_needed_by_another(c, c->pods[i])) {
+            c->is_one_needed = true;
+        } else {
+            gr_local_pod_end(c->pods[i], at_once ? 0 : gr_local_pod_grace_s(c->pods[i]));
+        }
     }
 }
 
@@ -463,7 +480,7 @@ static void pump(local_cluster *c)
     if (!c->is_stopping) {
         work(c);
     }
-    if (c->is_stopping && c->report->pods == NULL) {
+    if (c->is_stopping && (c->report->pods == NULL || c->is_one_needed)) {
         end_pods(c, false);
     }
     bury_pods(c);
