@@ -151,6 +151,12 @@ static gr_worker_page *open_page(const char *where, const gr_log *log)
     return page;
 }
 
+/* The job runs already. */
+static bool is_joining(void)
+{
+    return getenv("GRADUS_JOINING") != NULL;
+}
+
 static gr_status train(gr_job *job, gr_comm **comm, const char *page_where, gr_arena *arena,
                        gr_diag *diag)
 {
@@ -164,7 +170,7 @@ static gr_status train(gr_job *job, gr_comm **comm, const char *page_where, gr_a
     }
     const gr_log log = {.level = GR_LOG_WARN, .sink = gr_log_to_file, .sink_arg = stderr};
     sigset_t held = signals_to_hold(job);
-    bool joining = getenv("GRADUS_JOINING") != NULL;
+    bool joining = is_joining();
     if (joining) {
         hold_signals(&held); /* what others do ends its waiting: they stop, and it is dismissed */
     }
@@ -197,6 +203,16 @@ static void print_usage(void)
          "and the other variables.\n");
 }
 
+/* Whoever joins gets the state from the others: that there is no checkpoint yet, only those that
+ * begin tell. */
+static gr_status find_checkpoint(gr_job *job, gr_arena *arena, gr_diag *diag)
+{
+    const gr_log log = {.level = is_joining() ? GR_LOG_ERROR : GR_LOG_WARN,
+                        .sink = gr_log_to_file,
+                        .sink_arg = stderr};
+    return gr_run_find_checkpoint(job, &log, arena, diag);
+}
+
 static int work(const gr_cli_line *line)
 {
     gr_diag diag = {0};
@@ -211,8 +227,7 @@ static int work(const gr_cli_line *line)
     }
     status = gr_job_bind(job, &diag);
     if (status == GR_OK && options->resume) {
-        const gr_log log = {.level = GR_LOG_WARN, .sink = gr_log_to_file, .sink_arg = stderr};
-        status = gr_run_find_checkpoint(job, &log, line->arena, &diag);
+        status = find_checkpoint(job, line->arena, &diag);
     }
     if (status == GR_OK) {
         status = train(job, &comm, options->page, line->arena, &diag);

@@ -46,6 +46,7 @@ def check(run, undisturbed):
     assert "Restarting" not in said and "GradusJobSucceeded" in said, said
     assert sha256_of(run.output) == undisturbed
     assert count(run, "start") == 1
+    assert said.count("the training starts from the beginning") <= WORKERS  # not of those that join
 
 
 def test_every_worker_is_replaced_and_takes_over_in_its_turn(gradus, job, undisturbed):
