@@ -300,17 +300,23 @@ static gr_status attach_once(gr_job_folder *folder, int *code_out, int *launcher
     return status;
 }
 
+/* A process of the job that lives has the lock of the folder: sooner or later the job answers, or
+ * is found to have ended. */
 bool gr_attach_to(gr_job_folder *folder, int *code_out, gr_attach_loss *loss_out, gr_diag *diag)
 {
-    enum { TRIES = 1000, PAUSE_MS = 10 };
+    enum { TELL_TRIES = 1000, PAUSE_MS = 10 };
     int launcher = 0;
     gr_status status = attach_once(folder, code_out, &launcher, loss_out, diag);
-    for (int i = 0; i < TRIES && status == GR_E_AGAIN; i++) {
+    for (int i = 1; status == GR_E_AGAIN; i++) {
+        if (i == TELL_TRIES) {
+            fprintf(stderr,
+                    "gradus: job %s neither answers nor ends, and a process of it lives; it is "
+                    "waited for\n",
+                    folder->name);
+        }
+        i = i > TELL_TRIES ? TELL_TRIES : i;
         (void)poll(NULL, 0, PAUSE_MS);
         status = attach_once(folder, code_out, &launcher, loss_out, diag);
-    }
-    if (status == GR_E_AGAIN) {
-        (void)gr_fail(diag, status, "job %s neither answers nor ends", folder->name);
     }
     bool others = launcher != 0 || status == GR_E_PEER_LOST;
     if (status != GR_OK && !others) {

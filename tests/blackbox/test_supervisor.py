@@ -2,6 +2,7 @@
 """The process that supervises a job (gradus-job) is killed: its deputy goes on in its place; where
 that is gone as well, another supervisor restarts the job."""
 import contextlib
+import fcntl
 import os
 import pathlib
 import re
@@ -486,6 +487,21 @@ def test_lost_job_is_told_of(host, tmp_path):
         "gradus: job up is lost: the process that supervised it was killed, and its workers with "
         "it; in its folder this goes on with it: gradus run -np 1 --name up -- sh -c .*\n",
         done.stderr)
+
+
+@pytest.mark.long
+def test_lost_job_is_waited_for_while_a_process_of_it_lives(host, tmp_path):
+    """For us that is whoever holds the lock of its folder. After 10 s that is told."""
+    launcher = host.start("run", "-np", 1, "--name", "up", "--", "sh", "-c",
+                          "echo up; exec sleep 1000")
+    read_lines(launcher.stdout, 1)
+    lose(host, launcher, "up")
+    with open(tmp_path / "run/gradus/up/lock", "r+b") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        attached = host.start("attach", "up")
+        assert "job up neither answers nor ends, and a process" in attached.stderr.readline()
+    _, err = attached.communicate(timeout=TIMEOUT_S)
+    assert attached.returncode == 1 and err.startswith("gradus: job up is lost"), err
 
 
 # ---- An agent is killed --------------------------------------------------------------------------
