@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, IO, List, Optional, Sequence
+from typing import Any, Callable, Dict, IO, Iterator, List, Optional, Sequence
 
 _ERRORS = 40  # lines of stderr that are kept, for errors
 _LINES = 10000  # lines of both that are kept, for logs
@@ -40,6 +40,25 @@ def environment(more: Optional[Dict[str, str]] = None) -> Dict[str, str]:
     return {**os.environ, **(more or {}), "PYTHONPATH": os.pathsep.join(path)}
 
 
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[Callable[[], None]]:
+    """Ctrl-C within it waits until what this gives is called behind it."""
+    came: List[Any] = []
+    before: Any = None
+
+    def interrupt() -> None:
+        if came and callable(before):
+            before(*came[0])
+    if threading.current_thread() is not threading.main_thread():  # it gets none
+        yield interrupt
+        return
+    before = signal.signal(signal.SIGINT, lambda *words: came.append(words))
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+
+
 class Process:
     """Runs the words. `prefix` stands in front of each line that is shown, instead of what the
     command writes there. Threads call on_report(values), on_show() before a line is shown, and
@@ -58,15 +77,21 @@ class Process:
         self._on_error = on_error
         self._hidden = re.compile(f"(?:{hidden})\n?")
         self._lock = threading.Lock()  # held while something is shown
-        # A group of its own: Ctrl-C comes to it from here, once.
-        self._process = subprocess.Popen(words, env=env, cwd=cwd, stdin=subprocess.DEVNULL,
-                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                         start_new_session=True)
-        self._readers = [threading.Thread(target=self._read, args=pair, daemon=True)
-                         for pair in ((self._process.stdout, "stdout"),
-                                      (self._process.stderr, "stderr"))]
-        for reader in self._readers:
-            reader.start()
+        with _interrupts_held() as interrupt:
+            # A group of its own: Ctrl-C comes to it from here, once.
+            self._process = subprocess.Popen(words, env=env, cwd=cwd, stdin=subprocess.DEVNULL,
+                                             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                             start_new_session=True)
+            self._readers = [threading.Thread(target=self._read, args=pair, daemon=True)
+                             for pair in ((self._process.stdout, "stdout"),
+                                          (self._process.stderr, "stderr"))]
+            for reader in self._readers:
+                reader.start()
+        try:
+            interrupt()
+        except BaseException:
+            self._end()
+            raise
 
     def _read(self, pipe: IO[bytes], stream: str) -> None:
         with io.TextIOWrapper(pipe, "utf-8", "replace", newline="\n") as text:
@@ -116,13 +141,16 @@ class Process:
         try:
             return self.wait(timeout)
         except BaseException:
-            self.signal(signal.SIGINT)
-            try:
-                self.wait()
-            except BaseException:
-                self.signal(signal.SIGINT)  # a second one: gradus run kills at once
-                self.wait()
-                raise
+            self._end()
+            raise
+
+    def _end(self) -> None:
+        self.signal(signal.SIGINT)
+        try:
+            self.wait()
+        except BaseException:
+            self.signal(signal.SIGINT)  # a second one: gradus run kills at once
+            self.wait()
             raise
 
     def finish_within(self, seconds: Optional[float], has_begun: Callable[[], bool]) -> bool:

@@ -233,9 +233,10 @@ def _submit(fn: Callable[..., Any], job: bytes, num_proc: int, flags: Sequence[s
     name = make_name(getattr(fn, "__name__", "").strip("<>") or "run")
     settings = {"name": name, "number_of_workers": num_proc, "code": str(folder / "call")}
     words = [*place.submit_words(settings, env), *flags, "--", *_words(place, "call")]
-    process = _process.Process(words, _process.environment(), on_error=_end_if_hopeless,
-                               hidden=_DETACHED, **start)
+    process: Optional[_process.Process] = None
     try:
+        process = _process.Process(words, _process.environment(), on_error=_end_if_hopeless,
+                                   hidden=_DETACHED, **start)
         late = process.finish_within(place.start_timeout_s,
                                      lambda: len(results.begun) == num_proc)
         if late:
@@ -244,7 +245,7 @@ def _submit(fn: Callable[..., Any], job: bytes, num_proc: int, flags: Sequence[s
                 f"{place.start_timeout_s:g} s: "
                 f"{sentence_of(_process.errors_of(process)).splitlines()[-1]}", operation="run")
     finally:
-        if process.code != 2:  # else it has not been sent
+        if process is None or process.code != 2:  # else it has not been sent
             with contextlib.suppress(Error):
                 place.ask("stop", name, operation="run")
     return process

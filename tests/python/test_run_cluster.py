@@ -259,6 +259,31 @@ def test_ctrl_c_deletes_the_job(api, cluster, begins):
     assert lines == ["interrupted"] and "goes on" not in err
 
 
+def test_ctrl_c_while_a_job_is_sent_deletes_it(api, cluster, begins, tmp_path):
+    """The command that sends it is there, and what reads of that is not yet."""
+    process = begins(f'''
+        import os
+        import threading
+        import time
+        start = threading.Thread.start
+
+        def late(thread):
+            while not os.path.exists("{tmp_path}/go"):
+                time.sleep(0.01)
+            start(thread)
+        threading.Thread.start = late
+        try:
+            gradus.run(f.scaled, (1,), num_proc=2, **where)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        ''')
+    job = cluster.next_job()
+    process.send_signal(signal.SIGINT)
+    (tmp_path / "go").touch()
+    assert is_gone(api, job)
+    assert is_over(process)[0] == ["interrupted"]
+
+
 def test_cluster_that_refuses_is_one_sentence(api, begins):
     lines, _ = is_over(begins('''
         told(gradus.run, f.big, (0,), **where)
