@@ -3,13 +3,15 @@
 disturbed, whatever becomes of the pods. The scripts that start the node are no part of the project
 (GRADUS_KUBE, or shared/kube beside the source)."""
 import json
+import os
+import pathlib
 import shutil
 import signal
 import subprocess
 
 import pytest
 
-from conftest import SOURCE, sha256_of, wait_until
+from conftest import SOURCE, lines_of, sha256_of, wait_until
 from kube_node import make_image
 from test_submit_cluster import node  # noqa: F401: a fixture
 
@@ -35,17 +37,41 @@ def refusal(node, manifest):
     return done.stderr
 
 
-@pytest.fixture
-def operator(gradus, node, tmp_path):  # noqa: F811
-    """With the rights of deploy/base and no others."""
-    make_image(tmp_path / "image", gradus.program)
-    assert node.run("image", IMAGE, tmp_path / "image").returncode == 0
+class Training:
+    """What a job writes of its training, into a folder that its pods have as their output."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        folder.mkdir()
+        shutil.copy(SOURCE / "examples/digits/digits.csv.gz", folder)
+
+    def events(self, name):
+        there = (self.folder / "metrics.jsonl").exists()
+        return [line for line in lines_of(self.folder) if line["event"] == name] if there else []
+
+    def wait_for(self, name, count=1):
+        wait_until(lambda: len(self.events(name)) >= count or self.events("end"),
+                   f"{count} {name}", WAIT_S)
+        assert not self.events("end"), "it was through before"
+
+
+@pytest.fixture(scope="module")
+def rights(node, tmp_path_factory):  # noqa: F811
+    """The image of workers, the resource, and the rights of deploy/base."""
+    folder = tmp_path_factory.mktemp("image") / "root"
+    make_image(folder, str(pathlib.Path(os.environ["GRADUS_BUILD_DIR"]) / "gradus"))
+    assert node.run("image", IMAGE, folder).returncode == 0
     ask(node, "apply", "--server-side", "-f", BASE / "gradusjobs.yaml", "-f", BASE / "role.yaml")
     ask(node, "create", "namespace", "gradus")
     ask(node, "-n", "gradus", "create", "serviceaccount", "gradus-operator")
     ask(node, "create", "clusterrolebinding", "gradus-operator", "--clusterrole=gradus-operator",
         "--serviceaccount=gradus:gradus-operator")
     ask(node, "wait", "--for=condition=Established", "crd/gradusjobs.gradus.dev")
+
+
+@pytest.fixture
+def operator(gradus, node, rights, tmp_path):  # noqa: F811
+    """With the rights of deploy/base and no others."""
     config = json.loads(ask(node, "config", "view", "--raw", "-o", "json"))
     config["users"][0]["user"] = {
         "token": ask(node, "-n", "gradus", "create", "token", "gradus-operator").strip()}
@@ -70,19 +96,8 @@ def manifest_of(gradus, job, folder, **workers):
 
 def test_job_is_scaled_suspended_and_loses_pods(gradus, node, operator, job, undisturbed,
                                                 tmp_path):  # noqa: F811
-    output = tmp_path / "output"
-    output.mkdir()
-    shutil.copy(SOURCE / "examples/digits/digits.csv.gz", output)
-    manifest = manifest_of(gradus, job, output, maxReplicas=4)
-
-    def events(name):
-        metrics = output / "metrics.jsonl"
-        whole = metrics.read_text().rpartition("\n")[0] if metrics.exists() else ""
-        return [line for line in map(json.loads, whole.splitlines()) if line["event"] == name]
-
-    def wait_for(name, count):
-        wait_until(lambda: len(events(name)) >= count or events("end"), f"{count} {name}", WAIT_S)
-        assert not events("end"), "it was through before"
+    training = Training(tmp_path / "output")
+    manifest = manifest_of(gradus, job, training.folder, maxReplicas=4)
 
     def patch(spec):
         ask(node, "patch", "gradusjob", "digits", "--type=merge", "-p", json.dumps({"spec": spec}))
@@ -95,23 +110,23 @@ def test_job_is_scaled_suspended_and_loses_pods(gradus, node, operator, job, und
     ask(node, "create", "-f", "-", text=json.dumps(manifest))
     # Before that the loss of a pod ends the attempt, and workers train before it is known.
     ask(node, "wait", "--for=condition=Running", "gradusjob/digits", f"--timeout={WAIT_S}s")
-    wait_for("epoch", 1)
+    training.wait_for("epoch")
     ask(node, "delete", "pod", "digits-worker-0", "--grace-period=1")
-    wait_for("recovered", 1)
-    wait_for("changed", 1)  # the pod that was made in its place has joined
-    assert [line["workers"] for line in events("changed")] == [3]
+    training.wait_for("recovered")
+    training.wait_for("changed")  # the pod that was made in its place has joined
+    assert [line["workers"] for line in training.events("changed")] == [3]
     ask(node, "scale", "gradusjob/digits", "--replicas=4")
-    wait_for("start", 2)
+    training.wait_for("start", 2)
     patch({"runPolicy": {"suspend": True}})
     ask(node, "wait", "--for=condition=Suspended", "gradusjob/digits", f"--timeout={WAIT_S}s")
     ask(node, "wait", "--for=delete", "pod", "-l", "training.kubeflow.org/job-name=digits",
         f"--timeout={WAIT_S}s")
-    steps = [line["step"] for line in events("stopped")]
+    steps = [line["step"] for line in training.events("stopped")]
     patch({"runPolicy": {"suspend": False}})
-    wait_for("start", 3)
+    training.wait_for("start", 3)
     ask(node, "wait", "--for=condition=Succeeded", "gradusjob/digits", f"--timeout={WAIT_S}s")
-    assert sha256_of(output) == undisturbed
-    starts = [(line["workers"], line["step"]) for line in events("start")]
+    assert sha256_of(training.folder) == undisturbed
+    starts = [(line["workers"], line["step"]) for line in training.events("start")]
     assert starts == [(3, 0), (4, steps[0]), (4, steps[1])]
     status = json.loads(ask(node, "get", "gradusjob", "digits", "-o", "json"))["status"]
     assert status.get("restarts", 0) == 0, status
