@@ -32,7 +32,7 @@ import sys
 import tempfile
 import time
 
-from kube_node import ROOT, Node, make_image
+from kube_node import ROOT, Node, make_image, processes_of
 
 WORKERS, IMAGE = 4, "local.test/gradus:1"
 BASE, DIGITS = ROOT / "deploy" / "base", ROOT / "examples" / "digits"
@@ -99,19 +99,6 @@ class Plan:
                    for line in lines_of(output)) or (self.epoch == 0 and lines_of(output))
 
 
-def processes_of(uid, way):
-    """Of a pod; but for `node` without the one that holds its network."""
-    found = []
-    for path in pathlib.Path("/proc").glob("[0-9]*/cgroup"):
-        try:
-            is_worker = (path.parent / "comm").read_text() != "pause\n"
-            if f"pod{uid}" in path.read_text() and (is_worker or way == "node"):
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
-
-
 class Losses:
     def __init__(self, node, folder, settings):
         self.node, self.folder, self.settings = node, folder, settings
@@ -152,7 +139,7 @@ class Losses:
             self.node.kubectl("delete", "pod", pod, "--ignore-not-found", "--wait=false",
                               f"--grace-period={grace_s}", *force)
             return state
-        processes = processes_of(found, way)
+        processes = processes_of(found, way == "node")
         for pid in processes:
             try:
                 os.kill(pid, signal.SIGKILL)
