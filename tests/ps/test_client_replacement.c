@@ -280,6 +280,40 @@ static void client_reaching_a_server_that_the_table_has_lost_does_without_it(voi
     }
 }
 
+/* Its name led to the new process from the start, which says where it is in other words. The
+ * connection stays. */
+static void client_reaching_the_new_server_by_its_name_stays_there(void **state)
+{
+    (void)state;
+    enum { INCARNATION = 7 };
+    static client c;
+    scripted server[SERVERS];
+    char place[GR_ADDRESS_BYTES + sizeof "unix:@nobody+"];
+    gr_ps_table table;
+    for (int i = 0; i < SERVERS; i++) {
+        scripted_open(&server[i], i, CLIENT);
+    }
+    gr_ps_table_init(&table, SERVERS);
+    assert_true(gr_ps_table_lose(&table, 1));
+    assert_true(gr_ps_table_add(&table, 1, INCARNATION));
+    snprintf(place, sizeof place, "unix:@nobody+%s", gr_mesh_address(server[1].mesh));
+
+    client_start(&c, gr_mesh_address(server[0].mesh), gr_mesh_address(server[1].mesh), "");
+    for (int i = 0; i < SERVERS; i++) {
+        (void)scripted_take(&server[i], GR_PS_HELLO);
+    }
+    scripted_send_place(&server[1], 1, INCARNATION, place);
+    scripted_send_table(&server[1], &table);
+    for (int i = 0; i < SERVERS; i++) {
+        scripted_send_done(&server[i], scripted_take(&server[i], GR_PS_HELLO));
+    }
+    client_expect_connected(&c);
+
+    for (int i = 0; i < SERVERS; i++) {
+        gr_mesh_destroy(server[i].mesh);
+    }
+}
+
 /* Server 2 is two tables behind, and tells of a process that was lost since, between the newest
  * one's address and its table. */
 static void client_told_of_two_new_servers_connects_to_that_of_the_newest_table(void **state)
@@ -682,6 +716,7 @@ int main(void)
         cmocka_unit_test(client_told_of_a_new_server_gives_up_the_old_address),
         cmocka_unit_test(client_told_of_two_new_servers_connects_to_that_of_the_newest_table),
         cmocka_unit_test(client_reaching_a_server_that_the_table_has_lost_does_without_it),
+        cmocka_unit_test(client_reaching_the_new_server_by_its_name_stays_there),
         cmocka_unit_test(server_tells_where_a_new_one_is_once_that_has_said_so),
         cmocka_unit_test(server_hands_a_table_on_before_it_knows_where_its_new_server_is),
         cmocka_unit_test(new_server_asks_for_its_place_once_all_have_taken_it),

@@ -741,6 +741,9 @@ static gr_status take_table(gr_ps *ps, int server, const gr_frame *frame, gr_dia
         status = gr_fail(diag, GR_E_PROTOCOL, "it sent a table of %d servers", table.servers);
     }
     if (status == GR_OK) {
+        if (table.alive[server]) { /* it is the process that it names by its own number */
+            ps->endpoints[server].incarnation = table.incarnation[server];
+        }
         adopt(ps, &table);
     }
     return status;
