@@ -2,6 +2,7 @@
 """GradusJobs on a real node, where pods are containers: the bits are those of a run that nobody
 disturbed, whatever becomes of the pods. The scripts that start the node are no part of the project
 (GRADUS_KUBE, or shared/kube beside the source)."""
+import contextlib
 import json
 import os
 import pathlib
@@ -12,7 +13,7 @@ import subprocess
 import pytest
 
 from conftest import SOURCE, lines_of, sha256_of, wait_until
-from kube_node import make_image
+from kube_node import make_image, processes_of
 from test_submit_cluster import node  # noqa: F401: a fixture
 
 pytestmark = pytest.mark.long
@@ -85,6 +86,20 @@ def operator(gradus, node, rights, tmp_path):  # noqa: F811
     process.communicate(timeout=60)
 
 
+def status_of(node, name):
+    return json.loads(ask(node, "get", "gradusjob", name, "-o", "json")).get("status", {})
+
+
+def kill(node, pod, space="default"):
+    """As the kernel does it where memory is short."""
+    uid = ask(node, "-n", space, "get", "pod", pod, "-o", "jsonpath={.metadata.uid}")
+    processes = processes_of(uid)
+    assert processes, f"nothing runs in {pod}"
+    for pid in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def manifest_of(gradus, job, folder, **workers):
     settings = json.loads(gradus.document("-np", 1, job).read_text())["job"]
     del settings["output"], settings["checkpoint"]  # its folder is in the output
@@ -128,8 +143,7 @@ def test_job_is_scaled_suspended_and_loses_pods(gradus, node, operator, job, und
     assert sha256_of(training.folder) == undisturbed
     starts = [(line["workers"], line["step"]) for line in training.events("start")]
     assert starts == [(3, 0), (4, steps[0]), (4, steps[1])]
-    status = json.loads(ask(node, "get", "gradusjob", "digits", "-o", "json"))["status"]
-    assert status.get("restarts", 0) == 0, status
+    assert status_of(node, "digits").get("restarts", 0) == 0
     assert operator.poll() is None
     ask(node, "delete", "gradusjob", "digits")
     wait_until(lambda: "digits" not in ask(node, "get", "svc,secret,pod"), "the end of all", WAIT_S)
