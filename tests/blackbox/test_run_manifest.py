@@ -11,6 +11,7 @@ import tempfile
 
 import pytest
 
+import intel_mpi
 from conftest import TIMEOUT_S, finish, read_lines, wait_until
 from processes import children
 
@@ -246,9 +247,14 @@ int main(int argc, char **argv)
 
 
 def compile_hello(folder, flavour):
+    (folder / "hello.c").write_text(HELLO)
+    if flavour == "intel":
+        root = intel_mpi.find()
+        intel_mpi.build(root, folder / "hello.c", folder / "hello")
+        return ["env", *(f"{key}={value}" for key, value in intel_mpi.ENVIRONMENT.items()),
+                f"{root}/bin/mpiexec.hydra", "-n", "4", str(folder / "hello")]
     if not shutil.which(f"mpicc.{flavour}"):
         pytest.skip(f"there is no {flavour}")
-    (folder / "hello.c").write_text(HELLO)
     program = folder / f"hello.{flavour}"
     subprocess.run([f"mpicc.{flavour}", folder / "hello.c", "-o", program], check=True)
     return [f"mpiexec.{flavour}", "-n", "4", str(program)]
@@ -259,6 +265,7 @@ WORKERS = ["worker-0", "worker-1"]
 
 @pytest.mark.parametrize("api, flavour, hosts, more", [
     (V2, "openmpi", WORKERS, {}), (V2, "mpich", WORKERS, {"mpiImplementation": "MPICH"}),
+    (V2, "intel", WORKERS, {"mpiImplementation": "Intel"}),
     (V2, "openmpi", ["launcher", "worker-0"], {"runLauncherAsWorker": True}),
     (V1, "openmpi", WORKERS, {})])
 def test_mpi_job_ranks_compute_on_its_hosts(gradus, api, flavour, hosts, more):
