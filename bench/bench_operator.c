@@ -255,7 +255,8 @@ static long run(gr_controller *c, FILE *file, int64_t *looks_ns, long looks_max)
         } else if (action.job != NULL) {
             json_t *object = answer_to(&action);
             keep(file, object);
-            gr_status status = gr_controller_answer(c, action.job, &now, GR_API_OK, object);
+            gr_status status =
+                gr_controller_answer(c, action.job, action.write, &now, GR_API_OK, object);
             if (status != GR_OK) {
                 exit(1);
             }

@@ -4,7 +4,9 @@
  *
  *   idle      in no queue: nothing has changed since the last look
  *   queued    looked at when `due_us` has come: at once after a change, later after a failure
- *   writing   the writes of a look go out one by one, each after the answer to the last
+ *   writing   the writes of a look go out in order, each after the answer to the last, but for
+ *             objects that do not need each other: some of these are on their way together
+ *   failing   a write has failed: no other begins, and answers to those on their way are awaited
  *   getting   a write met another state than the cache has: the object itself is asked for
  *
  * A look without writes, the last write and a failure end in idle or queued. The cache takes the
@@ -33,6 +35,9 @@
 /* A deadline is looked at as often, for the wall clock may step. */
 enum { LOOK_AGAIN_MAX_S = 600, DOUBLINGS_MAX = 20, US_PER_S = 1000000 };
 
+/* What follows from a write that has failed. */
+typedef enum failure { FAILS_NOT, FAILS_BY_STATE, FAILS } failure;
+
 struct gr_controller_job {
     gr_controller_job *next, *next_ready; /* of the group; of those with an action to start */
     gr_cache_group *group;
@@ -41,12 +46,16 @@ struct gr_controller_job {
     int64_t due_us, began_us; /* the look */
     uint64_t order;           /* among those that are due at the same time */
     int failures;             /* without a success since */
-    bool is_active, is_getting, is_gone;
+    bool is_active, is_getting, is_gone, is_ready;
     bool is_changed;           /* since the look began */
     json_t *uid;               /* of the look, until it ends; NULL: none */
     unsigned held;             /* conditions that were True as it began: bits of `counted` */
     gr_operator_result result; /* of the look, while active */
-    size_t written;            /* of its writes */
+    size_t begun;              /* of its writes */
+    int on_way;                /* of these, and a question for the object itself */
+    unsigned beside;           /* classes of writes that began since none was on its way, as bits */
+    failure failed;            /* FAILS_NOT while none has failed */
+    size_t failed_write;       /* that the object itself is asked for */
     uint64_t asked_version;    /* of the cache, where the object itself is asked for */
     json_t *obstacles;         /* an array: objects of others that it met; NULL: none */
     gr_asked *asked;           /* its workers are, how far it has come; NULL: they are not */
@@ -69,7 +78,7 @@ struct gr_controller {
     uint64_t told_count, untold_count; /* questions that were answered, and that were not */
     int64_t now_us;
     uint64_t order;
-    int active_count;
+    int active_count, on_way; /* jobs; writes */
     bool is_leader;
     bool *is_listed, *is_doubtful; /* of each resource */
 };
@@ -484,6 +493,10 @@ static bool is_ready(const gr_controller *c)
 /* ---- A look ---------------------------------------------------------------------------------- */
 static void make_ready(gr_controller *c, gr_controller_job *job)
 {
+    if (job->is_ready) {
+        return;
+    }
+    job->is_ready = true;
     job->next_ready = NULL;
     *c->ready_end = job;
     c->ready_end = &job->next_ready;
@@ -521,6 +534,7 @@ static gr_status end_look(gr_controller *c, gr_controller_job *job, bool has_fai
     queue_of(c, job)->retries += has_failed;
     c->active_count -= job->is_active;
     job->is_active = job->is_getting = false;
+    job->failed = FAILS_NOT;
     json_decref(job->uid);
     job->uid = NULL;
     if (!has_failed && job->progress == job->seen) { /* it is in the status */
@@ -600,16 +614,16 @@ static gr_status look(gr_controller *c, gr_controller_job *job, int64_t wall_s, 
         return complete_look(c, job);
     }
     job->is_active = true;
-    job->written = 0;
+    job->begun = 0;
     c->active_count++;
     make_ready(c, job);
     return GR_OK;
 }
 
 /* ---- Writes ---------------------------------------------------------------------------------- */
-static const json_t *write_of(const gr_controller_job *job)
+static const json_t *write_of(const gr_controller_job *job, size_t write)
 {
-    return json_array_get(job->result.writes, job->written);
+    return json_array_get(job->result.writes, write);
 }
 
 static size_t resource_of(const json_t *object)
@@ -618,10 +632,48 @@ static size_t resource_of(const json_t *object)
                                      gr_object_text(object, "kind"));
 }
 
-/* The next action of an active job. */
-static void start(gr_controller_job *job, gr_controller_action *action)
+/* Which writes need no answer to others: objects that are made and that nobody needs at once, as
+ * pods need what they mount. A batch Job begins when all pods are made. */
+typedef enum write_class { ALONE, SERVICE, PART, POD } write_class;
+
+static write_class class_of(const json_t *one)
 {
-    const json_t *one = write_of(job);
+    static const struct {
+        const char *kind;
+        write_class is;
+    } classes[] = {{"Service", SERVICE}, {"ConfigMap", PART}, {"Secret", PART}, {"Pod", POD}};
+    const char *kind = gr_object_text(one, "object.kind");
+    size_t i = 0, count = sizeof classes / sizeof classes[0];
+    while (i < count && strcmp(classes[i].kind, kind) != 0) {
+        i++;
+    }
+    return i < count && strcmp(gr_object_text(one, "verb"), "create") == 0 ? classes[i].is : ALONE;
+}
+
+/* May the next write begin now? */
+static bool may_begin(const gr_controller *c, const gr_controller_job *job)
+{
+    static const unsigned allowed[] = {[ALONE] = 0,
+                                       [SERVICE] = 1U << SERVICE | 1U << PART | 1U << POD,
+                                       [PART] = 1U << SERVICE | 1U << PART,
+                                       [POD] = 1U << SERVICE | 1U << POD};
+    const json_t *one = write_of(job, job->begun);
+    int most = c->config.writes_at_once, jobs = c->config.jobs_at_once;
+    if (job->on_way == 0) {
+        return job->is_getting || one != NULL;
+    }
+    return job->failed == FAILS_NOT && one != NULL && job->on_way < most &&
+           c->on_way < (most > jobs ? most : jobs) && (job->beside & ~allowed[class_of(one)]) == 0;
+}
+
+/* The next action of an active job. */
+static void start(gr_controller *c, gr_controller_job *job, gr_controller_action *action)
+{
+    action->write = job->is_getting ? job->failed_write : job->begun++;
+    const json_t *one = write_of(job, action->write);
+    job->beside = (job->on_way > 0 ? job->beside : 0) | 1U << class_of(one);
+    job->on_way++;
+    c->on_way++;
     action->job = job;
     action->object = json_object_get(one, "object");
     action->resource = resource_of(action->object);
@@ -638,10 +690,12 @@ static bool is_gone_by(const json_t *answer)
             json_array_size(gr_object_at(answer, "metadata.finalizers")) == 0);
 }
 
-static gr_status written(gr_controller *c, gr_controller_job *job, const json_t *answer)
+/* The cache takes what a write has made. */
+static gr_status take_written(gr_controller *c, const gr_controller_job *job, size_t write,
+                              const json_t *answer)
 {
-    const json_t *object = gr_object_at(write_of(job), "object");
-    const char *verb = gr_object_text(write_of(job), "verb");
+    const json_t *object = gr_object_at(write_of(job, write), "object");
+    const char *verb = gr_object_text(write_of(job, write), "verb");
     size_t resource = resource_of(object);
     gr_status status = GR_OK;
     if (strcmp(verb, "status") == 0 && resource == job->resource) {
@@ -653,15 +707,7 @@ static gr_status written(gr_controller *c, gr_controller_job *job, const json_t 
         status =
             gr_cache_put(c->cache, resource, answer, GR_FROM_ANSWER, &c->is_doubtful[resource]);
     }
-    if (status != GR_OK) {
-        return status;
-    }
-    job->written++;
-    if (write_of(job) == NULL) {
-        return complete_look(c, job);
-    }
-    make_ready(c, job);
-    return GR_OK;
+    return status;
 }
 
 /* Words of an event about an object that could not be made, as the reference has them. */
@@ -690,11 +736,12 @@ static void name_refusal(const gr_controller_job *job, const json_t *object, cha
 }
 
 /* An object could not be made: the job's user is to know. */
-static gr_status tell_refused(gr_controller *c, const gr_controller_job *job, const json_t *answer)
+static gr_status tell_refused(gr_controller *c, const gr_controller_job *job, size_t write,
+                              const json_t *answer)
 {
     const char *why = gr_object_text(answer, "message");
     char reason[64], subject[GR_EVENT_BYTES], message[GR_EVENT_BYTES];
-    name_refusal(job, gr_object_at(write_of(job), "object"), reason, subject);
+    name_refusal(job, gr_object_at(write_of(job, write), "object"), reason, subject);
     snprintf(message, sizeof message, "%.110s: %.900s", subject,
              why != NULL && why[0] != '\0' ? why : "the API server refuses it");
     json_t *events =
@@ -722,7 +769,7 @@ static gr_status meet(gr_controller_job *job, const json_t *wanted, const json_t
 static gr_status got(gr_controller *c, gr_controller_job *job, gr_api_answer answer,
                      const json_t *object)
 {
-    const json_t *wanted = gr_object_at(write_of(job), "object");
+    const json_t *wanted = gr_object_at(write_of(job, job->failed_write), "object");
     size_t resource = resource_of(wanted);
     gr_status status = GR_OK;
     if (answer == GR_API_OK && object != NULL) {
@@ -739,39 +786,79 @@ static gr_status got(gr_controller *c, gr_controller_job *job, gr_api_answer ans
     return status == GR_OK ? end_look(c, job, true) : status;
 }
 
-gr_status gr_controller_answer(gr_controller *controller, gr_controller_job *job,
-                               const gr_controller_time *now, gr_api_answer answer,
-                               const json_t *object)
+/* Of several writes that fail the first one counts. */
+static void note_failure(gr_controller_job *job, failure what, size_t write)
 {
-    controller->now_us = now->monotonic_us;
-    if (job->is_getting) {
-        return got(controller, job, answer, object);
+    if (job->failed == FAILS_NOT) {
+        job->failed = what;
+        job->failed_write = write;
     }
-    const char *verb = gr_object_text(write_of(job), "verb");
-    const json_t *sent = gr_object_at(write_of(job), "object");
-    gr_status status = GR_OK;
+}
+
+static gr_status take_answer(gr_controller *c, gr_controller_job *job, size_t write,
+                             gr_api_answer answer, const json_t *object)
+{
+    const char *verb = gr_object_text(write_of(job, write), "verb");
+    bool is_first = job->failed == FAILS_NOT;
     switch (answer) {
     case GR_API_OK:
-        return written(controller, job, object);
+        return take_written(c, job, write, object);
     case GR_API_NOT_FOUND:
         if (strcmp(verb, "delete") == 0) {
-            return written(controller, job, NULL);
+            return take_written(c, job, write, NULL);
         }
         /* fall through */
     case GR_API_CONFLICT:
     case GR_API_EXISTS:
-        job->is_getting = true;
-        job->asked_version = gr_cache_version(controller->cache, job->group, resource_of(sent),
-                                              gr_object_text(sent, "metadata.name"));
-        make_ready(controller, job);
+        note_failure(job, FAILS_BY_STATE, write);
         return GR_OK;
     case GR_API_REFUSED:
-        status = strcmp(verb, "create") == 0 ? tell_refused(controller, job, object) : GR_OK;
-        break;
+        note_failure(job, FAILS, write);
+        return is_first && strcmp(verb, "create") == 0 ? tell_refused(c, job, write, object)
+                                                       : GR_OK;
     case GR_API_FAILED:
+        note_failure(job, FAILS, write);
         break;
     }
-    return status == GR_OK ? end_look(controller, job, true) : status;
+    return GR_OK;
+}
+
+/* Nothing of the job is on its way. */
+static gr_status go_on(gr_controller *c, gr_controller_job *job)
+{
+    if (job->failed == FAILS) {
+        return end_look(c, job, true);
+    }
+    if (job->failed == FAILS_BY_STATE) {
+        const json_t *object = gr_object_at(write_of(job, job->failed_write), "object");
+        job->is_getting = true;
+        job->asked_version = gr_cache_version(c->cache, job->group, resource_of(object),
+                                              gr_object_text(object, "metadata.name"));
+    } else if (write_of(job, job->begun) == NULL) {
+        return complete_look(c, job);
+    }
+    make_ready(c, job);
+    return GR_OK;
+}
+
+gr_status gr_controller_answer(gr_controller *controller, gr_controller_job *job, size_t write,
+                               const gr_controller_time *now, gr_api_answer answer,
+                               const json_t *object)
+{
+    controller->now_us = now->monotonic_us;
+    controller->on_way--;
+    job->on_way--;
+    if (job->is_getting) {
+        return got(controller, job, answer, object);
+    }
+    gr_status status = take_answer(controller, job, write, answer, object);
+    if (status == GR_OK && job->on_way == 0 && !job->is_ready) {
+        return go_on(controller, job);
+    }
+    if (status == GR_OK && may_begin(controller, job)) {
+        make_ready(controller, job);
+    }
+    return status;
 }
 
 /* ---- Progress -------------------------------------------------------------------------------- */
@@ -842,6 +929,34 @@ static bool forget_gone(gr_controller *c, gr_status *status_out)
     return true;
 }
 
+/* The first one of those with an action to start. */
+static void leave_ready(gr_controller *c, gr_controller_job *job)
+{
+    c->ready = job->next_ready;
+    c->ready_end = c->ready == NULL ? &c->ready : c->ready_end;
+    job->is_ready = false;
+}
+
+/* The first one has something to begin; or it had, and another is leader now, or a write that was
+ * on its way has failed. */
+static gr_status take_ready(gr_controller *c, gr_controller_action *action, bool *is_taken_out)
+{
+    gr_controller_job *job = c->ready;
+    if (!c->is_leader) { /* what is not begun is another's now */
+        job->is_changed = true;
+        job->failed = FAILS;
+    }
+    bool is_over = job->failed != FAILS_NOT && (!job->is_getting || !c->is_leader);
+    if (!is_over && may_begin(c, job)) {
+        start(c, job, action);
+        *is_taken_out = true;
+    }
+    if (is_over || !may_begin(c, job)) {
+        leave_ready(c, job);
+    }
+    return is_over && job->on_way == 0 ? go_on(c, job) : GR_OK;
+}
+
 gr_status gr_controller_next(gr_controller *controller, const gr_controller_time *now,
                              gr_controller_action *action_out, gr_diag *diag)
 {
@@ -851,19 +966,10 @@ gr_status gr_controller_next(gr_controller *controller, const gr_controller_time
     c->now_us = now->monotonic_us;
     bool is_taken = take_other(c, &action);
     while (!is_taken && c->ready != NULL && status == GR_OK) {
-        gr_controller_job *job = c->ready;
-        c->ready = job->next_ready;
-        c->ready_end = c->ready == NULL ? &c->ready : c->ready_end;
-        if (c->is_leader) {
-            start(job, &action);
-            is_taken = true;
-        } else { /* what is not begun is another's now */
-            job->is_changed = true;
-            status = end_look(c, job, true);
-        }
+        status = take_ready(c, &action, &is_taken);
     }
     if (!is_taken && status == GR_OK && c->queue_count > 0 && c->is_leader && is_ready(c) &&
-        c->active_count < c->config.jobs_at_once) {
+        c->active_count < c->config.jobs_at_once && c->on_way < c->config.jobs_at_once) {
         action.wake_us = c->queue[0]->due_us;
         if (action.wake_us <= c->now_us) {
             gr_controller_job *job = pop(c);

@@ -41,6 +41,10 @@ typedef struct gr_controller_config {
     bool has_no_agents;
     const char *launch_agent_image;
     int jobs_at_once; /* of which writes are on their way */
+    /* Of one look, where none needs another: pods, say. 0: one after the other. Together with those
+     * of other looks they are as many at most, or jobs_at_once where that is more; each look has
+     * one beside that. */
+    int writes_at_once;
     /* How often the workers of a job are asked how far it has come, 0: never; and how often in all,
      * which is at the same time how many statuses a second are written for that. */
     int64_t ask_every_us;
@@ -61,6 +65,7 @@ typedef struct gr_controller_action {
     size_t resource;        /* index of gr_operator_resources */
     const json_t *object;   /* until the answer, of an event until the next call; else NULL */
     gr_controller_job *job; /* to be answered; NULL: nobody waits */
+    size_t write;           /* for the answer: which one of the job */
     int64_t wake_us;        /* without a verb: INT64_MAX, or when to ask again at the latest */
 } gr_controller_action;
 
@@ -114,7 +119,7 @@ gr_status gr_controller_next(gr_controller *controller, const gr_controller_time
                              gr_controller_action *action_out, gr_diag *diag) GR_MUST_CHECK;
 /* What became of an action. `object` (borrowed): as the API server answered it; for a refusal its
  * Status; NULL: there is none. */
-gr_status gr_controller_answer(gr_controller *controller, gr_controller_job *job,
+gr_status gr_controller_answer(gr_controller *controller, gr_controller_job *job, size_t write,
                                const gr_controller_time *now, gr_api_answer answer,
                                const json_t *object) GR_MUST_CHECK;
 

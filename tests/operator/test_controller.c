@@ -80,7 +80,7 @@ static void show_all(fixture *f)
 }
 
 /* Without jobs. */
-static void open_empty(fixture *f)
+static void open_empty_with(fixture *f, int writes_at_once)
 {
     gr_diag diag = {0};
     gr_controller_config config = {.kinds = gr_operator_kinds,
@@ -89,11 +89,17 @@ static void open_empty(fixture *f)
                                    .ssh_key = given_key,
                                    .token = given_token,
                                    .jobs_at_once = 1,
+                                   .writes_at_once = writes_at_once,
                                    .ask_every_us = 15000000,
                                    .asks_a_second = 100};
     *f = (fixture){.now = {.monotonic_us = 1000, .wall_s = 1777629600}, .events = json_array()};
     cluster_open(&f->k);
     assert_int_equal(gr_controller_create(&config, &f->controller, &diag), GR_OK);
+}
+
+static void open_empty(fixture *f)
+{
+    open_empty_with(f, 0);
 }
 
 /* Takes the job over. */
@@ -141,8 +147,9 @@ static gr_api_answer carry_out(fixture *f, const gr_controller_action *action)
     json_t *object = NULL;
     gr_api_answer answer =
         cluster_call(&f->k, action->verb, action->resource, action->object, &object);
-    assert_int_equal(gr_controller_answer(f->controller, action->job, &f->now, answer, object),
-                     GR_OK);
+    assert_int_equal(
+        gr_controller_answer(f->controller, action->job, action->write, &f->now, answer, object),
+        GR_OK);
     json_decref(object);
     return answer;
 }
@@ -212,6 +219,118 @@ static void controller_of_a_new_job_writes_in_order(void **state)
     close_fixture(&f);
 }
 
+/* What can be made at the same time, of a new job, by `kinds`; nothing else begins until all of it
+ * is answered, the last one first. */
+static void expect_together(fixture *f, const char *const *kinds, size_t count)
+{
+    gr_controller_action actions[8];
+    for (size_t i = 0; i < count; i++) {
+        actions[i] = next(f);
+        expect(&actions[i], "create", kinds[i]);
+    }
+    for (size_t i = count; i-- > 0;) {
+        assert_null(next(f).verb);
+        assert_int_equal(carry_out(f, &actions[i]), GR_API_OK);
+    }
+}
+
+static void open_with_workers(fixture *f, int writes_at_once, int workers)
+{
+    open_empty_with(f, writes_at_once);
+    json_t *job = new_job("train");
+    json_object_set_new(gr_object_at(job, "spec.mpiReplicaSpecs.Worker"), "replicas",
+                        json_integer(workers));
+    submit(f, job);
+    show_all(f);
+    gr_controller_lead(f->controller, true);
+}
+
+static void controller_makes_objects_together_that_do_not_need_each_other(void **state)
+{
+    (void)state;
+    static const char *const parts[] = {"Service", "ConfigMap", "Secret"}, *const job[] = {"Job"};
+    fixture f;
+    open_with_workers(&f, 4, 6);
+    expect_together(&f, parts, 3);
+    gr_controller_action four[4];
+    for (int i = 0; i < 4; i++) {
+        four[i] = next(&f);
+        expect(&four[i], "create", "Pod");
+    }
+    assert_null(next(&f).verb); /* of six, no more than four */
+    (void)carry_out(&f, &four[2]);
+    gr_controller_action fifth = next(&f);
+    expect(&fifth, "create", "Pod");
+    assert_null(next(&f).verb);
+    for (int i = 0; i < 4; i++) {
+        if (i != 2) {
+            (void)carry_out(&f, &four[i]);
+        }
+    }
+    gr_controller_action sixth = next(&f);
+    expect(&sixth, "create", "Pod");
+    (void)carry_out(&f, &sixth);
+    assert_null(next(&f).verb); /* the batch Job, once all pods are made */
+    (void)carry_out(&f, &fifth);
+    expect_together(&f, job, 1);
+    gr_controller_action action = next(&f);
+    expect(&action, "status", "MPIJob");
+    (void)carry_out(&f, &action);
+    run(&f);
+    assert_string_equal(last_reason(&f), "MPIJobCreated");
+    assert_int_equal(json_object_size(f.k.objects[cluster_resource("v1", "Pod")]), 6);
+    close_fixture(&f);
+}
+
+static void controller_after_a_failure_awaits_what_is_on_its_way(void **state)
+{
+    (void)state;
+    static const char *const kinds[] = {"Pod", "Pod"};
+    fixture f;
+    open_with_workers(&f, 2, 2);
+    gr_controller_action service = next(&f), config_map = next(&f);
+    expect(&service, "create", "Service");
+    expect(&config_map, "create", "ConfigMap");
+    json_t *status = json_pack("{s:s}", "message", "exceeded quota: services=0");
+    assert_int_equal(gr_controller_answer(f.controller, service.job, service.write, &f.now,
+                                          GR_API_REFUSED, status),
+                     GR_OK);
+    json_decref(status);
+    assert_null(next(&f).verb); /* no Secret: there is room, but the look has failed */
+    assert_int_equal(json_array_size(f.events), 1);
+    assert_true(f.wake_us == INT64_MAX);
+    assert_int_equal(carry_out(&f, &config_map), GR_API_OK);
+    gr_controller_action again = next(&f), secret = next(&f); /* at once: something has changed */
+    expect(&again, "create", "Service");
+    expect(&secret, "create", "Secret");
+    (void)carry_out(&f, &again);
+    (void)carry_out(&f, &secret);
+    expect_together(&f, kinds, 2);
+    run(&f);
+    assert_string_equal(last_reason(&f), "MPIJobCreated");
+    close_fixture(&f);
+}
+
+static void controller_that_leads_no_more_begins_nothing_beside_what_is_on_its_way(void **state)
+{
+    (void)state;
+    fixture f;
+    open_with_workers(&f, 2, 2);
+    gr_controller_action service = next(&f);
+    expect(&service, "create", "Service");
+    gr_controller_lead(f.controller, false);
+    assert_null(next(&f).verb);
+    assert_int_equal(carry_out(&f, &service), GR_API_OK);
+    assert_null(next(&f).verb);
+    gr_controller_lead(f.controller, true);
+    gr_controller_action action = next(&f);
+    expect(&action, "create", "ConfigMap");
+    (void)carry_out(&f, &action);
+    run(&f);
+    assert_string_equal(last_reason(&f), "MPIJobCreated");
+    close_fixture(&f);
+}
+
 static void controller_after_failures_waits_longer_each_time(void **state)
 {
     (void)state;
@@ -222,8 +341,9 @@ static void controller_after_failures_waits_longer_each_time(void **state)
     for (int64_t wait_us = 5000; wait_us <= 1000000000; wait_us *= 2) {
         gr_controller_action action = next(&f);
         expect(&action, "create", "Service");
-        assert_int_equal(
-            gr_controller_answer(f.controller, action.job, &f.now, GR_API_FAILED, NULL), GR_OK);
+        assert_int_equal(gr_controller_answer(f.controller, action.job, action.write, &f.now,
+                                              GR_API_FAILED, NULL),
+                         GR_OK);
         assert_null(next(&f).verb);
         assert_int_equal(f.wake_us - f.now.monotonic_us, wait_us);
         f.now.monotonic_us = f.wake_us;
@@ -242,7 +362,8 @@ static void controller_refused_creation_tells_the_job(void **state)
     gr_controller_lead(f.controller, true);
     gr_controller_action action = next(&f);
     json_t *status = json_pack("{s:s}", "message", "exceeded quota: services=0");
-    assert_int_equal(gr_controller_answer(f.controller, action.job, &f.now, GR_API_REFUSED, status),
+    assert_int_equal(gr_controller_answer(f.controller, action.job, action.write, &f.now,
+                                          GR_API_REFUSED, status),
                      GR_OK);
     json_decref(status);
     assert_null(next(&f).verb);
@@ -306,8 +427,9 @@ static void controller_with_a_stale_cache_creates_nothing_twice(void **state)
     size_t services = cluster_resource("v1", "Service");
     (void)cluster_call(&f.k, "create", services, action.object, &object);
     json_decref(object); /* the answer is lost */
-    assert_int_equal(gr_controller_answer(f.controller, action.job, &f.now, GR_API_FAILED, NULL),
-                     GR_OK);
+    assert_int_equal(
+        gr_controller_answer(f.controller, action.job, action.write, &f.now, GR_API_FAILED, NULL),
+        GR_OK);
     for (int i = 0; i < 3; i++) {
         run(&f);
         f.now.monotonic_us = f.wake_us != INT64_MAX ? f.wake_us : f.now.monotonic_us;
@@ -372,7 +494,9 @@ static void controller_answer_about_what_a_watch_has_shown_gone_asks_for_a_list(
     json_object_set_new(metadata, "resourceVersion", json_string("9001"));
     json_object_set_new(metadata, "deletionTimestamp", json_string("2026-05-01T10:00:00Z"));
     assert_int_equal(gr_controller_gone(f.controller, pods, pod), GR_OK);
-    assert_int_equal(gr_controller_answer(f.controller, action.job, &f.now, GR_API_OK, pod), GR_OK);
+    assert_int_equal(
+        gr_controller_answer(f.controller, action.job, action.write, &f.now, GR_API_OK, pod),
+        GR_OK);
     bool is_listed = false;
     while (!is_listed && (action = next(&f)).verb != NULL) {
         is_listed = strcmp(action.verb, "list") == 0 && action.resource == pods;
@@ -465,8 +589,9 @@ static void controller_answer_of_a_worker_is_written_once(void **state)
     expect(&action, "status", "GradusJob");
     assert_int_equal(gr_object_int(action.object, "status.progress.step", 0), 5);
     /* A write that fails is made again by the next look. */
-    assert_int_equal(gr_controller_answer(f.controller, action.job, &f.now, GR_API_FAILED, NULL),
-                     GR_OK);
+    assert_int_equal(
+        gr_controller_answer(f.controller, action.job, action.write, &f.now, GR_API_FAILED, NULL),
+        GR_OK);
     assert_null(next(&f).verb);
     f.now.monotonic_us = f.wake_us;
     action = next(&f);
@@ -663,8 +788,9 @@ static void controller_counts_where_a_watch_is_quicker_than_the_answer(void **st
         gr_api_answer answer =
             cluster_call(&f.k, action.verb, action.resource, action.object, &object);
         assert_int_equal(gr_controller_seen(f.controller, action.resource, object, false), GR_OK);
-        assert_int_equal(gr_controller_answer(f.controller, action.job, &f.now, answer, object),
-                         GR_OK);
+        assert_int_equal(
+            gr_controller_answer(f.controller, action.job, action.write, &f.now, answer, object),
+            GR_OK);
         json_decref(object);
     }
     char *text = gr_controller_metrics(f.controller, 0);
@@ -768,6 +894,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(controller_before_lists_or_leadership_writes_nothing),
         cmocka_unit_test(controller_of_a_new_job_writes_in_order),
+        cmocka_unit_test(controller_makes_objects_together_that_do_not_need_each_other),
+        cmocka_unit_test(controller_after_a_failure_awaits_what_is_on_its_way),
+        cmocka_unit_test(controller_that_leads_no_more_begins_nothing_beside_what_is_on_its_way),
         cmocka_unit_test(controller_after_failures_waits_longer_each_time),
         cmocka_unit_test(controller_refused_creation_tells_the_job),
         cmocka_unit_test(controller_object_of_another_in_the_way_is_told_and_retried),

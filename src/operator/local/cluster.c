@@ -196,7 +196,7 @@ static gr_status carry_out(local_cluster *c, const gr_controller_action *action)
     const json_t *object;
     gr_api_answer answer = gr_store_ask(c->store, action->verb, action->object, &object);
     gr_controller_time time = now();
-    return gr_controller_answer(c->controller, action->job, &time, answer, object);
+    return gr_controller_answer(c->controller, action->job, action->write, &time, answer, object);
 }
 
 /* Until it waits. *wake_us_out: for how long at most. */

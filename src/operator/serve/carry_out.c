@@ -143,7 +143,8 @@ static void tell(gr_serve_write *write, gr_api_answer answer, const json_t *obje
     count(serve, write, answer);
     write->job = NULL;
     serve->writes_count--;
-    gr_status status = gr_controller_answer(serve->controller, job, &now, answer, object);
+    gr_status status =
+        gr_controller_answer(serve->controller, job, write->number, &now, answer, object);
     if (status != GR_OK) {
         gr_serve_fail(serve, status, NULL);
     }
@@ -209,8 +210,11 @@ static void begin_write(gr_serve *serve, const gr_controller_action *action)
     while (write->job != NULL) {
         write++;
     }
-    *write = (gr_serve_write){
-        .serve = serve, .job = action->job, .verb = verbs[v].verb, .resource = action->resource};
+    *write = (gr_serve_write){.serve = serve,
+                              .job = action->job,
+                              .number = action->write,
+                              .verb = verbs[v].verb,
+                              .resource = action->resource};
     serve->writes_count++;
     const json_t *object = action->object;
     bool is_deletion = verbs[v].request == GR_KUBE_DELETE;

@@ -30,6 +30,8 @@ enum {
     /* The events of a job at once: more than client-go's 25, so that the one of the end is there
      * also where each pod has some. */
     EVENTS_BURST = 250,
+    /* Of one look: a job of 100 workers is made in an eighth of the time. */
+    WRITES_AT_ONCE = 8,
     HOST_BYTES = 65,
     CHANCE_BYTES = 8
 };
@@ -310,6 +312,7 @@ static gr_status start_controller(gr_serve *serve, gr_diag *diag)
         .token = gr_job_token_make,
         .launch_agent_image = options->launch_agent_image,
         .jobs_at_once = options->jobs_at_once,
+        .writes_at_once = WRITES_AT_ONCE,
         .ask_every_us = options->ask_every_us,
         .asks_a_second = options->requests_a_second * ASKS_SHARE};
     gr_status status = gr_controller_create(&config, &serve->controller, diag);
@@ -453,7 +456,8 @@ gr_status gr_operator_serve(const gr_serve_options *options, bool *began_out, gr
         serve->clock = gr_clock_real();
         serve->log = options->log;
         serve->watches = calloc(gr_operator_resource_count, sizeof *serve->watches);
-        serve->writes = calloc((size_t)options->jobs_at_once, sizeof *serve->writes);
+        serve->writes =
+            calloc((size_t)options->jobs_at_once * 2 + WRITES_AT_ONCE, sizeof *serve->writes);
     }
     if (serve == NULL || serve->watches == NULL || serve->writes == NULL) {
         if (serve != NULL) {

@@ -34,6 +34,7 @@ typedef struct gr_serve_watch {
 typedef struct gr_serve_write {
     gr_serve *serve;
     gr_controller_job *job; /* NULL: free */
+    size_t number;          /* of the job's writes */
     const char *verb;
     size_t resource;
 } gr_serve_write;
@@ -63,7 +64,7 @@ struct gr_serve {
     gr_kube_events *events[GR_SERVE_KINDS_MAX]; /* of each kind */
     gr_controller *controller;
     gr_serve_watch *watches; /* gr_operator_resource_count */
-    gr_serve_write *writes;  /* jobs_at_once */
+    gr_serve_write *writes;  /* as many as the controller has on their way at most */
     int writes_count;        /* on their way */
     gr_asker *asker;         /* NULL: workers are not asked how far they have come */
     gr_kube_lease *lease;
