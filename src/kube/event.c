@@ -38,14 +38,20 @@ typedef struct waiting_event {
     json_t *event;
 } waiting_event;
 
+/* Objects share a line by the hash of their uid: their events stay in order. */
+typedef struct event_line {
+    gr_kube_events *events;
+    waiting_event *first, **last; /* the first is being sent if there is a call */
+    gr_kube_call *call;
+} event_line;
+
 struct gr_kube_events {
     gr_kube *kube;
     char *component;
     const gr_log *log;
     known *known;
-    waiting_event *first, **last; /* the first is being sent if there is a call */
+    event_line lines[GR_KUBE_EVENTS_AT_ONCE];
     int waiting, burst;
-    gr_kube_call *call;
     uint64_t number; /* of the last event, in names */
 };
 
@@ -57,7 +63,9 @@ gr_status gr_kube_events_create(gr_kube *kube, const gr_kube_events_options *opt
         events->kube = kube;
         events->log = options->log;
         events->burst = options->burst > 0 ? options->burst : BURST;
-        events->last = &events->first;
+        for (int i = 0; i < GR_KUBE_EVENTS_AT_ONCE; i++) {
+            events->lines[i] = (event_line){.events = events, .last = &events->lines[i].first};
+        }
         events->component = strdup(options->component);
         events->known = calloc(GR_KUBE_EVENTS_KEPT, sizeof *events->known);
     }
@@ -69,12 +77,12 @@ gr_status gr_kube_events_create(gr_kube *kube, const gr_kube_events_options *opt
     return GR_OK;
 }
 
-static void drop_first(gr_kube_events *events)
+static void drop_first(event_line *line)
 {
-    waiting_event *one = events->first;
-    events->first = one->next;
-    events->last = events->first != NULL ? events->last : &events->first;
-    events->waiting--;
+    waiting_event *one = line->first;
+    line->first = one->next;
+    line->last = line->first != NULL ? line->last : &line->first;
+    line->events->waiting--;
     json_decref(one->event);
     free(one);
 }
@@ -84,11 +92,14 @@ void gr_kube_events_destroy(gr_kube_events *events)
     if (events == NULL) {
         return;
     }
-    if (events->call != NULL) {
-        gr_kube_cancel(events->kube, events->call);
-    }
-    while (events->first != NULL) {
-        drop_first(events);
+    for (int i = 0; i < GR_KUBE_EVENTS_AT_ONCE; i++) {
+        event_line *line = &events->lines[i];
+        if (line->call != NULL) {
+            gr_kube_cancel(events->kube, line->call);
+        }
+        while (line->first != NULL) {
+            drop_first(line);
+        }
     }
     free(events->component);
     free(events->known);
@@ -228,32 +239,32 @@ gr_kube_event_write gr_kube_events_next(gr_kube_events *events, const json_t *ob
 
 /* ---- Sending ----------------------------------------------------------------------------------
  * */
-static void send_next(gr_kube_events *events);
+static void send_next(event_line *line);
 
 static void end_send(void *arg, const gr_kube_answer *answer)
 {
-    gr_kube_events *events = arg;
-    waiting_event *one = events->first;
-    events->call = NULL;
+    event_line *line = arg;
+    waiting_event *one = line->first;
+    line->call = NULL;
     if (answer->http == 404 && one->write == GR_KUBE_EVENT_PATCH) {
         one->write = GR_KUBE_EVENT_CREATE; /* the server keeps events for an hour */
     } else {
         if (answer->status != GR_OK) {
-            gr_log_write(events->log, GR_LOG_WARN, "kube", "an event is lost: %s",
+            gr_log_write(line->events->log, GR_LOG_WARN, "kube", "an event is lost: %s",
                          answer->diag->text);
         }
-        drop_first(events);
+        drop_first(line);
     }
-    send_next(events);
+    send_next(line);
 }
 
-static void send_next(gr_kube_events *events)
+static void send_next(event_line *line)
 {
-    while (events->first != NULL && events->call == NULL) {
+    while (line->first != NULL && line->call == NULL) {
         gr_diag diag;
-        json_t *event = events->first->event;
+        json_t *event = line->first->event;
         const json_t *metadata = json_object_get(event, "metadata");
-        bool patches = events->first->write == GR_KUBE_EVENT_PATCH;
+        bool patches = line->first->write == GR_KUBE_EVENT_PATCH;
         json_t *patch = patches
                             ? json_pack("{s:O, s:O, s:O}", "count", json_object_get(event, "count"),
                                         "message", json_object_get(event, "message"),
@@ -265,11 +276,11 @@ static void send_next(gr_kube_events *events)
                                    .name = patches ? text_at(metadata, "name") : NULL,
                                    .body = patches ? patch : event,
                                    .done = end_send,
-                                   .arg = events};
-        if (gr_kube_submit(events->kube, &request, &events->call, &diag) != GR_PENDING) {
-            events->call = NULL;
-            gr_log_write(events->log, GR_LOG_WARN, "kube", "an event is lost: %s", diag.text);
-            drop_first(events);
+                                   .arg = line};
+        if (gr_kube_submit(line->events->kube, &request, &line->call, &diag) != GR_PENDING) {
+            line->call = NULL;
+            gr_log_write(line->events->log, GR_LOG_WARN, "kube", "an event is lost: %s", diag.text);
+            drop_first(line);
         }
         json_decref(patch);
     }
@@ -300,8 +311,10 @@ void gr_kube_events_tell(gr_kube_events *events, const json_t *object, const cha
     }
     one->write = write;
     one->event = event;
-    *events->last = one;
-    events->last = &one->next;
+    const char *uid = text_at(json_object_get(event, "involvedObject"), "uid");
+    event_line *line = &events->lines[gr_hash64(uid, strlen(uid), 0) % GR_KUBE_EVENTS_AT_ONCE];
+    *line->last = one;
+    line->last = &one->next;
     events->waiting++;
-    send_next(events);
+    send_next(line);
 }

@@ -17,8 +17,9 @@ typedef struct gr_kube_events_options {
 } gr_kube_events_options;
 
 enum {
-    GR_KUBE_EVENTS_KEPT = 4096,   /* things known about events: the oldest one is forgotten */
-    GR_KUBE_EVENTS_WAITING = 1000 /* to be sent; one at a time is */
+    GR_KUBE_EVENTS_KEPT = 4096,    /* things known about events: the oldest one is forgotten */
+    GR_KUBE_EVENTS_WAITING = 1000, /* to be sent */
+    GR_KUBE_EVENTS_AT_ONCE = 4     /* of these on their way; of one object one after the other */
 };
 
 /* `kube` NULL: nothing is sent, for gr_kube_events_next. Texts are copied. */

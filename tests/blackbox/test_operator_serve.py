@@ -202,6 +202,16 @@ def test_answers_that_are_lost_make_nothing_twice(api, cluster, operator):
     cluster.assert_once()
 
 
+def test_event_without_an_answer_holds_up_few_others(api, cluster, operator):
+    """Events of one object come in order; those of others go beside them."""
+    api.fault("^POST .*/events$", kube_api.hang)
+    names = [f"job-{number}" for number in range(16)]
+    for name in names:
+        cluster.submit(mpi_job(name))
+    api.wait(lambda: sum(bool(cluster.events(name)) for name in names) >= 8, "events", 20)
+    operator.stop(signal.SIGKILL)
+
+
 def test_errors_of_server_pass(api, cluster, operator):
     api.fault("^POST .*/(services|configmaps|secrets|pods|jobs)$", kube_api.refuse(500), times=6)
     api.fault("^PUT .*/status$", kube_api.refuse(500), times=2)
