@@ -59,8 +59,8 @@ static void describe_cause(gr_launch_job *job, const gr_scheduler_action *action
                       (double)job->config->start_timeout_us * 1e-6);
     } else if (action->value == GR_REASON_NOT_JOINED && action->host >= 0) {
         const gr_host_agent *agent = &job->agents[action->host];
-        (void)gr_fail(cause, GR_E_TIMEOUT,
-                      "host %s (%s) was not ready within %.0f s of the start; nothing was started "
+        (void)gr_fail(cause, GR_E_NOT_FOUND, /* as a host that does not answer its first question */
+                      "host %s (%s) was not ready within %g s of the start; nothing was started "
                       "(--start-timeout sets the time)",
                       agent->host.name, agent->placement->name,
                       (double)job->config->start_timeout_us * 1e-6);
