@@ -67,13 +67,14 @@ class Store:
 
             def work(self):
                 store.asked.append((self.command, self.path))
+                # Also where it refuses: closed with bytes unread the connection would be reset.
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 if store.faults:
                     store.faults.pop(0)(self)
                 elif not self.is_signed():
                     self.refuse(403, "SignatureDoesNotMatch", "The signature is not the store's")
                 elif self.command == "PUT":
-                    length = int(self.headers["Content-Length"])
-                    store.objects[self.path.partition("?")[0]] = self.rfile.read(length)
+                    store.objects[self.path.partition("?")[0]] = body
                     self.answer(200)
                 elif self.path.partition("?")[0] in store.objects:
                     self.answer(200, store.objects[self.path.partition("?")[0]])
