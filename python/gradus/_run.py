@@ -301,6 +301,10 @@ def _judge(results: Mapping[int, Dict[str, Any]], process: _process.Process,
     silent = re.findall(r"^rank (\d+) \(pid \d+.*?\) (?:was|exited)|"
                         r"^worker (\d+) \(pod ", told, re.M)
     lost = [int(one or other) for one, other in silent if int(one or other) not in there]
+    if lost:  # a cluster may tell first of those that failed since it was lost
+        said = told.splitlines()
+        own = [line for line in said if line.startswith(f"worker {lost[0]} (pod ")]
+        told = "\n".join([*own, *(line for line in said if line not in own)])
     size = num_proc or max((result["size"] for result in there.values()), default=1)
     missing = [rank for rank in range(size) if rank not in there]
     if failed and not ((lost or missing) and all(entry[0] for entry in failed)):

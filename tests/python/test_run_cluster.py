@@ -284,6 +284,21 @@ def test_ctrl_c_while_a_job_is_sent_deletes_it(api, cluster, begins, tmp_path):
     assert is_over(process)[0] == ["interrupted"]
 
 
+def test_lost_worker_is_named_before_those_that_follow(begins):
+    lines, _ = is_over(begins('''
+        from types import SimpleNamespace
+        from gradus import _run
+        follows = dict(ok=False, kind="PeerLostError", at=1, text="rank 1 died", traceback="",
+                       error=None, size=3)
+        ended = SimpleNamespace(code=1, lines=[], errors=[
+            "gradus: worker 2 (pod a-2-x) failed with exit code 76, container worker",
+            "gradus: worker 1 (pod a-1-x) failed with exit code 137, container worker"])
+        told(_run._judge, {0: follows, 2: follows}, ended, 3, False)
+        '''))
+    assert lines[0].startswith("RankError"), lines
+    assert "the job failed: worker 1 (pod a-1-x) failed with exit code 137" in lines[0], lines
+
+
 def test_cluster_that_refuses_is_one_sentence(api, begins):
     lines, _ = is_over(begins('''
         told(gradus.run, f.big, (0,), **where)
