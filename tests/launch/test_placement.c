@@ -38,7 +38,7 @@ static void placement_that_starts_nothing_is_named_after_the_start_timeout(void 
     for (int all_join = 0; all_join < 2; all_join++) {
         gr_diag diag = {0};
         placement_nothing_stops = 0;
-        assert_int_equal(run_there(all_join == 1, &diag), GR_E_TIMEOUT);
+        assert_int_equal(run_there(all_join == 1, &diag), GR_E_NOT_FOUND);
         assert_non_null(strstr(diag.text, "host nowhere (nothing) was not ready"));
         assert_true(placement_nothing_stops > 0);
     }
