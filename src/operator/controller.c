@@ -38,29 +38,38 @@ enum { LOOK_AGAIN_MAX_S = 600, DOUBLINGS_MAX = 20, US_PER_S = 1000000 };
 /* What follows from a write that has failed. */
 typedef enum failure { FAILS_NOT, FAILS_BY_STATE, FAILS } failure;
 
+/* A look, until its last write is answered. */
+typedef struct controller_look {
+    int64_t began_us;
+    json_t *uid;   /* of the job; NULL: none */
+    json_t *seen;  /* of the job's progress; NULL: none */
+    unsigned held; /* conditions that were True as it began: bits of `counted` */
+    gr_operator_result result;
+    gr_controller_job *next_ready; /* of those with an action to start */
+    size_t begun;                  /* of its writes */
+    int on_way;                    /* of these, and a question for the object itself */
+    unsigned beside;        /* classes of writes that began since none was on its way, as bits */
+    failure failed;         /* FAILS_NOT while none has failed */
+    size_t failed_write;    /* that the object itself is asked for */
+    uint64_t asked_version; /* of the cache, where the object itself is asked for */
+    bool is_getting, is_ready;
+} controller_look;
+
 struct gr_controller_job {
-    gr_controller_job *next, *next_ready; /* of the group; of those with an action to start */
+    gr_controller_job *next; /* of the group */
     gr_cache_group *group;
     const gr_operator_kind *kind;
     size_t resource, queue_index;
-    int64_t due_us, began_us; /* the look */
-    uint64_t order;           /* among those that are due at the same time */
-    int failures;             /* without a success since */
-    bool is_active, is_getting, is_gone, is_ready;
-    bool is_changed;           /* since the look began */
-    json_t *uid;               /* of the look, until it ends; NULL: none */
-    unsigned held;             /* conditions that were True as it began: bits of `counted` */
-    gr_operator_result result; /* of the look, while active */
-    size_t begun;              /* of its writes */
-    int on_way;                /* of these, and a question for the object itself */
-    unsigned beside;           /* classes of writes that began since none was on its way, as bits */
-    failure failed;            /* FAILS_NOT while none has failed */
-    size_t failed_write;       /* that the object itself is asked for */
-    uint64_t asked_version;    /* of the cache, where the object itself is asked for */
-    json_t *obstacles;         /* an array: objects of others that it met; NULL: none */
-    gr_asked *asked;           /* its workers are, how far it has come; NULL: they are not */
-    json_t *progress, *seen;   /* what they said last, and what of it the look has seen; NULL */
-    int64_t step;              /* that they said last */
+    int64_t due_us;
+    uint64_t order; /* among those that are due at the same time */
+    int failures;   /* without a success since */
+    bool is_gone;
+    bool is_changed;       /* since the look began */
+    controller_look *look; /* NULL: none */
+    json_t *obstacles;     /* an array: objects of others that it met; NULL: none */
+    gr_asked *asked;       /* its workers are, how far it has come; NULL: they are not */
+    json_t *progress;      /* what they said last; NULL */
+    int64_t step;          /* that they said last */
 };
 
 struct gr_controller {
@@ -136,7 +145,7 @@ static gr_metrics_queue *queue_of(const gr_controller *c, const gr_controller_jo
 /* One that is queued for an earlier time stays so. */
 static gr_status enqueue(gr_controller *c, gr_controller_job *job, int64_t due_us)
 {
-    if (job->is_active) {
+    if (job->look != NULL) {
         job->is_changed = true;
         return GR_OK;
     }
@@ -216,7 +225,7 @@ static unsigned held_by(const json_t *object)
 static gr_status count_conditions(gr_controller *c, const gr_controller_job *job,
                                   const json_t *written)
 {
-    unsigned held = held_by(written) & ~job->held;
+    unsigned held = held_by(written) & ~job->look->held;
     gr_status status = GR_OK;
     for (unsigned i = 0; i < COUNTED && status == GR_OK; i++) {
         if ((held & 1U << i) != 0) {
@@ -248,7 +257,7 @@ static void print_queues(const gr_controller *c, int64_t now_us, FILE *out)
     while ((group = gr_cache_next_group(c->cache, group)) != NULL) {
         for (const gr_controller_job *job = group->jobs; job != NULL; job = job->next) {
             gr_metrics_queue *queue = queue_of(c, job);
-            double taken_s = job->is_active ? (double)(now_us - job->began_us) * 1e-6 : 0;
+            double taken_s = job->look != NULL ? (double)(now_us - job->look->began_us) * 1e-6 : 0;
             queue->unfinished_s += taken_s;
             queue->longest_s = taken_s > queue->longest_s ? taken_s : queue->longest_s;
         }
@@ -305,6 +314,17 @@ static gr_controller_job *add_job(gr_controller *c, gr_cache_group *group, size_
                                .queue_index = NOT_QUEUED};
     group->jobs = job;
     return job;
+}
+
+static void free_look(gr_controller_job *job)
+{
+    if (job->look != NULL) {
+        json_decref(job->look->uid);
+        json_decref(job->look->seen);
+        gr_operator_result_fini(&job->look->result);
+        free(job->look);
+        job->look = NULL;
+    }
 }
 
 /* One that is in no queue. */
@@ -419,11 +439,9 @@ void gr_controller_destroy(gr_controller *controller)
         while (group->jobs != NULL) {
             gr_controller_job *job = group->jobs;
             group->jobs = job->next;
-            gr_operator_result_fini(&job->result);
+            free_look(job);
             json_decref(job->obstacles);
-            json_decref(job->uid);
             json_decref(job->progress);
-            json_decref(job->seen);
             free(job);
         }
     }
@@ -493,20 +511,20 @@ static bool is_ready(const gr_controller *c)
 /* ---- A look ---------------------------------------------------------------------------------- */
 static void make_ready(gr_controller *c, gr_controller_job *job)
 {
-    if (job->is_ready) {
+    if (job->look->is_ready) {
         return;
     }
-    job->is_ready = true;
-    job->next_ready = NULL;
+    job->look->is_ready = true;
+    job->look->next_ready = NULL;
     *c->ready_end = job;
-    c->ready_end = &job->next_ready;
+    c->ready_end = &job->look->next_ready;
 }
 
 static gr_status tell(gr_controller *c, const gr_controller_job *job, const json_t *event)
 {
     json_t *about = json_pack("{s:s, s:s, s:s, s:s, s:O*}", "apiVersion", job->kind->api_version,
                               "kind", job->kind->kind, "name", job->group->name, "namespace",
-                              job->group->space, "uid", job->uid);
+                              job->group->space, "uid", job->look->uid);
     json_t *told = json_copy((json_t *)event);
     bool no_memory = false;
     gr_object_put(told, "involvedObject", about, &no_memory);
@@ -529,21 +547,15 @@ static gr_status tell_all(gr_controller *c, const gr_controller_job *job, const 
 /* The look is over: `has_failed` looks again after a while, longer each time. */
 static gr_status end_look(gr_controller *c, gr_controller_job *job, bool has_failed)
 {
-    int64_t again_after_s = job->result.again_after_s, due_us = GR_NEVER;
-    gr_metrics_observe(&queue_of(c, job)->looks, c->now_us - job->began_us);
+    int64_t again_after_s = job->look->result.again_after_s, due_us = GR_NEVER;
+    gr_metrics_observe(&queue_of(c, job)->looks, c->now_us - job->look->began_us);
     queue_of(c, job)->retries += has_failed;
-    c->active_count -= job->is_active;
-    job->is_active = job->is_getting = false;
-    job->failed = FAILS_NOT;
-    json_decref(job->uid);
-    job->uid = NULL;
-    if (!has_failed && job->progress == job->seen) { /* it is in the status */
+    c->active_count--;
+    if (!has_failed && job->progress == job->look->seen) { /* it is in the status */
         json_decref(job->progress);
         job->progress = NULL;
     }
-    json_decref(job->seen);
-    job->seen = NULL;
-    gr_operator_result_fini(&job->result);
+    free_look(job);
     if (has_failed) {
         int doublings = job->failures < DOUBLINGS_MAX ? job->failures++ : DOUBLINGS_MAX;
         int64_t wait_us = RETRY_MIN_US << doublings;
@@ -565,8 +577,8 @@ static gr_status end_look(gr_controller *c, gr_controller_job *job, bool has_fai
 /* All that the look wanted is done. */
 static gr_status complete_look(gr_controller *c, gr_controller_job *job)
 {
-    gr_status status = tell_all(c, job, job->result.events);
-    return status == GR_OK ? end_look(c, job, job->result.retry) : status;
+    gr_status status = tell_all(c, job, job->look->result.events);
+    return status == GR_OK ? end_look(c, job, job->look->result.retry) : status;
 }
 
 static gr_status look(gr_controller *c, gr_controller_job *job, int64_t wall_s, gr_diag *diag)
@@ -574,7 +586,11 @@ static gr_status look(gr_controller *c, gr_controller_job *job, int64_t wall_s, 
     char now[GR_TIME_BYTES];
     int64_t waited_us = job->due_us != GONE_US ? c->now_us - job->due_us : 0;
     gr_metrics_observe(&queue_of(c, job)->waits, waited_us);
-    job->began_us = c->now_us;
+    if ((job->look = calloc(1, sizeof *job->look)) == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory to look at a job");
+    }
+    c->active_count++;
+    job->look->began_us = c->now_us;
     gr_time_print(wall_s * US_PER_S, false, now);
     json_t *object = gr_cache_get(c->cache, job->group, job->resource, job->group->name);
     json_t *objects = gr_cache_objects(c->cache, job->group);
@@ -596,26 +612,23 @@ static gr_status look(gr_controller *c, gr_controller_job *job, int64_t wall_s, 
     bool failed = object == NULL || objects == NULL ||
                   (job->obstacles != NULL && json_array_extend(objects, job->obstacles) != 0);
     gr_status status = failed ? gr_fail(diag, GR_E_NO_MEMORY, "no memory to look at a job")
-                              : job->kind->reconcile(&view, &job->result, diag);
-    job->uid = json_incref(gr_object_at(object, "metadata.uid"));
-    job->held = held_by(object);
-    job->seen = json_incref(job->progress);
+                              : job->kind->reconcile(&view, &job->look->result, diag);
+    job->look->uid = json_incref(gr_object_at(object, "metadata.uid"));
+    job->look->held = held_by(object);
+    job->look->seen = json_incref(job->progress);
     json_decref(object);
     json_decref(objects);
     json_decref(job->obstacles); /* whether they are still there, the next write tells */
     job->obstacles = NULL;
     if (status == GR_OK) {
-        status = gr_asking_set(c->asking, &job->asked, job, job->result.ask, c->now_us);
+        status = gr_asking_set(c->asking, &job->asked, job, job->look->result.ask, c->now_us);
     }
     if (status != GR_OK) {
         return status;
     }
-    if (json_array_size(job->result.writes) == 0) {
+    if (json_array_size(job->look->result.writes) == 0) {
         return complete_look(c, job);
     }
-    job->is_active = true;
-    job->begun = 0;
-    c->active_count++;
     make_ready(c, job);
     return GR_OK;
 }
@@ -623,7 +636,7 @@ static gr_status look(gr_controller *c, gr_controller_job *job, int64_t wall_s, 
 /* ---- Writes ---------------------------------------------------------------------------------- */
 static const json_t *write_of(const gr_controller_job *job, size_t write)
 {
-    return json_array_get(job->result.writes, write);
+    return json_array_get(job->look->result.writes, write);
 }
 
 static size_t resource_of(const json_t *object)
@@ -657,27 +670,28 @@ static bool may_begin(const gr_controller *c, const gr_controller_job *job)
                                        [SERVICE] = 1U << SERVICE | 1U << PART | 1U << POD,
                                        [PART] = 1U << SERVICE | 1U << PART,
                                        [POD] = 1U << SERVICE | 1U << POD};
-    const json_t *one = write_of(job, job->begun);
+    const json_t *one = write_of(job, job->look->begun);
     int most = c->config.writes_at_once, jobs = c->config.jobs_at_once;
-    if (job->on_way == 0) {
-        return job->is_getting || one != NULL;
+    if (job->look->on_way == 0) {
+        return job->look->is_getting || one != NULL;
     }
-    return job->failed == FAILS_NOT && one != NULL && job->on_way < most &&
-           c->on_way < (most > jobs ? most : jobs) && (job->beside & ~allowed[class_of(one)]) == 0;
+    return job->look->failed == FAILS_NOT && one != NULL && job->look->on_way < most &&
+           c->on_way < (most > jobs ? most : jobs) &&
+           (job->look->beside & ~allowed[class_of(one)]) == 0;
 }
 
 /* The next action of an active job. */
 static void start(gr_controller *c, gr_controller_job *job, gr_controller_action *action)
 {
-    action->write = job->is_getting ? job->failed_write : job->begun++;
+    action->write = job->look->is_getting ? job->look->failed_write : job->look->begun++;
     const json_t *one = write_of(job, action->write);
-    job->beside = (job->on_way > 0 ? job->beside : 0) | 1U << class_of(one);
-    job->on_way++;
+    job->look->beside = (job->look->on_way > 0 ? job->look->beside : 0) | 1U << class_of(one);
+    job->look->on_way++;
     c->on_way++;
     action->job = job;
     action->object = json_object_get(one, "object");
     action->resource = resource_of(action->object);
-    action->verb = job->is_getting ? "get" : gr_object_text(one, "verb");
+    action->verb = job->look->is_getting ? "get" : gr_object_text(one, "verb");
 }
 
 /* Is the object gone by its deletion? A pod that has ended goes at once, though the answer has a
@@ -769,7 +783,7 @@ static gr_status meet(gr_controller_job *job, const json_t *wanted, const json_t
 static gr_status got(gr_controller *c, gr_controller_job *job, gr_api_answer answer,
                      const json_t *object)
 {
-    const json_t *wanted = gr_object_at(write_of(job, job->failed_write), "object");
+    const json_t *wanted = gr_object_at(write_of(job, job->look->failed_write), "object");
     size_t resource = resource_of(wanted);
     gr_status status = GR_OK;
     if (answer == GR_API_OK && object != NULL) {
@@ -781,7 +795,7 @@ static gr_status got(gr_controller *c, gr_controller_job *job, gr_api_answer ans
         }
     } else if (answer == GR_API_NOT_FOUND) { /* one that came since is a new one */
         status = gr_cache_forget(c->cache, job->group, resource,
-                                 gr_object_text(wanted, "metadata.name"), job->asked_version);
+                                 gr_object_text(wanted, "metadata.name"), job->look->asked_version);
     }
     return status == GR_OK ? end_look(c, job, true) : status;
 }
@@ -789,9 +803,9 @@ static gr_status got(gr_controller *c, gr_controller_job *job, gr_api_answer ans
 /* Of several writes that fail the first one counts. */
 static void note_failure(gr_controller_job *job, failure what, size_t write)
 {
-    if (job->failed == FAILS_NOT) {
-        job->failed = what;
-        job->failed_write = write;
+    if (job->look->failed == FAILS_NOT) {
+        job->look->failed = what;
+        job->look->failed_write = write;
     }
 }
 
@@ -799,7 +813,7 @@ static gr_status take_answer(gr_controller *c, gr_controller_job *job, size_t wr
                              gr_api_answer answer, const json_t *object)
 {
     const char *verb = gr_object_text(write_of(job, write), "verb");
-    bool is_first = job->failed == FAILS_NOT;
+    bool is_first = job->look->failed == FAILS_NOT;
     switch (answer) {
     case GR_API_OK:
         return take_written(c, job, write, object);
@@ -826,15 +840,15 @@ static gr_status take_answer(gr_controller *c, gr_controller_job *job, size_t wr
 /* Nothing of the job is on its way. */
 static gr_status go_on(gr_controller *c, gr_controller_job *job)
 {
-    if (job->failed == FAILS) {
+    if (job->look->failed == FAILS) {
         return end_look(c, job, true);
     }
-    if (job->failed == FAILS_BY_STATE) {
-        const json_t *object = gr_object_at(write_of(job, job->failed_write), "object");
-        job->is_getting = true;
-        job->asked_version = gr_cache_version(c->cache, job->group, resource_of(object),
-                                              gr_object_text(object, "metadata.name"));
-    } else if (write_of(job, job->begun) == NULL) {
+    if (job->look->failed == FAILS_BY_STATE) {
+        const json_t *object = gr_object_at(write_of(job, job->look->failed_write), "object");
+        job->look->is_getting = true;
+        job->look->asked_version = gr_cache_version(c->cache, job->group, resource_of(object),
+                                                    gr_object_text(object, "metadata.name"));
+    } else if (write_of(job, job->look->begun) == NULL) {
         return complete_look(c, job);
     }
     make_ready(c, job);
@@ -847,12 +861,12 @@ gr_status gr_controller_answer(gr_controller *controller, gr_controller_job *job
 {
     controller->now_us = now->monotonic_us;
     controller->on_way--;
-    job->on_way--;
-    if (job->is_getting) {
+    job->look->on_way--;
+    if (job->look->is_getting) {
         return got(controller, job, answer, object);
     }
     gr_status status = take_answer(controller, job, write, answer, object);
-    if (status == GR_OK && job->on_way == 0 && !job->is_ready) {
+    if (status == GR_OK && job->look->on_way == 0 && !job->look->is_ready) {
         return go_on(controller, job);
     }
     if (status == GR_OK && may_begin(controller, job)) {
@@ -932,9 +946,9 @@ static bool forget_gone(gr_controller *c, gr_status *status_out)
 /* The first one of those with an action to start. */
 static void leave_ready(gr_controller *c, gr_controller_job *job)
 {
-    c->ready = job->next_ready;
+    c->ready = job->look->next_ready;
     c->ready_end = c->ready == NULL ? &c->ready : c->ready_end;
-    job->is_ready = false;
+    job->look->is_ready = false;
 }
 
 /* The first one has something to begin; or it had, and another is leader now, or a write that was
@@ -944,9 +958,9 @@ static gr_status take_ready(gr_controller *c, gr_controller_action *action, bool
     gr_controller_job *job = c->ready;
     if (!c->is_leader) { /* what is not begun is another's now */
         job->is_changed = true;
-        job->failed = FAILS;
+        job->look->failed = FAILS;
     }
-    bool is_over = job->failed != FAILS_NOT && (!job->is_getting || !c->is_leader);
+    bool is_over = job->look->failed != FAILS_NOT && (!job->look->is_getting || !c->is_leader);
     if (!is_over && may_begin(c, job)) {
         start(c, job, action);
         *is_taken_out = true;
@@ -954,7 +968,7 @@ static gr_status take_ready(gr_controller *c, gr_controller_action *action, bool
     if (is_over || !may_begin(c, job)) {
         leave_ready(c, job);
     }
-    return is_over && job->on_way == 0 ? go_on(c, job) : GR_OK;
+    return is_over && job->look->on_way == 0 ? go_on(c, job) : GR_OK;
 }
 
 gr_status gr_controller_next(gr_controller *controller, const gr_controller_time *now,
