@@ -52,7 +52,7 @@ typedef struct controller_look {
     failure failed;         /* FAILS_NOT while none has failed */
     size_t failed_write;    /* that the object itself is asked for */
     uint64_t asked_version; /* of the cache, where the object itself is asked for */
-    bool is_getting, is_ready;
+    bool is_getting, is_ready, is_changed; /* the last: since it began */
 } controller_look;
 
 struct gr_controller_job {
@@ -64,7 +64,6 @@ struct gr_controller_job {
     uint64_t order; /* among those that are due at the same time */
     int failures;   /* without a success since */
     bool is_gone;
-    bool is_changed;       /* since the look began */
     controller_look *look; /* NULL: none */
     json_t *obstacles;     /* an array: objects of others that it met; NULL: none */
     gr_asked *asked;       /* its workers are, how far it has come; NULL: they are not */
@@ -146,7 +145,7 @@ static gr_metrics_queue *queue_of(const gr_controller *c, const gr_controller_jo
 static gr_status enqueue(gr_controller *c, gr_controller_job *job, int64_t due_us)
 {
     if (job->look != NULL) {
-        job->is_changed = true;
+        job->look->is_changed = true;
         return GR_OK;
     }
     bool is_queued = job->queue_index != NOT_QUEUED;
@@ -548,6 +547,7 @@ static gr_status tell_all(gr_controller *c, const gr_controller_job *job, const 
 static gr_status end_look(gr_controller *c, gr_controller_job *job, bool has_failed)
 {
     int64_t again_after_s = job->look->result.again_after_s, due_us = GR_NEVER;
+    bool is_changed = job->look->is_changed;
     gr_metrics_observe(&queue_of(c, job)->looks, c->now_us - job->look->began_us);
     queue_of(c, job)->retries += has_failed;
     c->active_count--;
@@ -567,10 +567,7 @@ static gr_status end_look(gr_controller *c, gr_controller_job *job, bool has_fai
             due_us = c->now_us + again_after_s * US_PER_S;
         }
     }
-    if (job->is_changed || job->is_gone) {
-        due_us = c->now_us;
-    }
-    job->is_changed = false;
+    due_us = is_changed || job->is_gone ? c->now_us : due_us;
     return due_us != GR_NEVER ? enqueue(c, job, due_us) : GR_OK;
 }
 
@@ -957,7 +954,7 @@ static gr_status take_ready(gr_controller *c, gr_controller_action *action, bool
 {
     gr_controller_job *job = c->ready;
     if (!c->is_leader) { /* what is not begun is another's now */
-        job->is_changed = true;
+        job->look->is_changed = true;
         job->look->failed = FAILS;
     }
     bool is_over = job->look->failed != FAILS_NOT && (!job->look->is_getting || !c->is_leader);
