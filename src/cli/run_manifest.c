@@ -109,16 +109,13 @@ static gr_status check_processes(const char *where, const json_t *job, gr_diag *
 {
     static const char *const paths[] = {"spec.nprocPerNode", "spec.elasticPolicy.nProcPerNode"};
     for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
-        const json_t *value = gr_object_at(job, paths[i]);
-        const char *text = json_string_value(value);
-        char *end = NULL;
-        long long count = text != NULL ? strtoll(text, &end, 10) : json_integer_value(value);
-        bool is_number = text != NULL ? end != text && *end == '\0' : json_is_integer(value);
-        if (gr_object_is_text(job, "kind", "PyTorchJob") && is_number && count < 1) {
+        int64_t count;
+        if (gr_object_is_text(job, "kind", "PyTorchJob") &&
+            gr_object_number(gr_object_at(job, paths[i]), &count) && count < 1) {
             return gr_fail(diag, GR_E_INVALID,
                            "%s: %s is %lld: no pod has a rank; it is auto, gpu, cpu or a number "
                            "from 1",
-                           where, paths[i], count);
+                           where, paths[i], (long long)count);
         }
     }
     return GR_OK;

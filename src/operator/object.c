@@ -3,6 +3,8 @@
 
 #include "base/time_text.h"
 
+#include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 json_t *gr_object_at(const json_t *object, const char *path)
@@ -29,6 +31,20 @@ int64_t gr_object_int(const json_t *object, const char *path, int64_t otherwise)
 {
     const json_t *value = gr_object_at(object, path);
     return json_is_integer(value) ? (int64_t)json_integer_value(value) : otherwise;
+}
+
+bool gr_object_number(const json_t *value, int64_t *number_out)
+{
+    const char *text = json_string_value(value);
+    if (text == NULL) {
+        *number_out = json_integer_value(value);
+        return json_is_integer(value);
+    }
+    char *end;
+    char first = text[text[0] == '-' || text[0] == '+'];
+    errno = 0;
+    *number_out = (int64_t)strtoll(text, &end, 10);
+    return first >= '0' && first <= '9' && *end == '\0' && errno == 0;
 }
 
 bool gr_object_true(const json_t *object, const char *path)

@@ -13,6 +13,8 @@
 json_t *gr_object_at(const json_t *object, const char *path);
 const char *gr_object_text(const json_t *object, const char *path); /* NULL: absent */
 int64_t gr_object_int(const json_t *object, const char *path, int64_t otherwise);
+/* Is the value a whole number, or text that Go's strconv.Atoi takes for one? */
+bool gr_object_number(const json_t *value, int64_t *number_out);
 bool gr_object_true(const json_t *object, const char *path);
 bool gr_object_is_text(const json_t *object, const char *path, const char *text);
 /* Seconds since 1970 of "2026-01-31T12:00:00Z"; false: it is no such text, or NULL. */

@@ -6,7 +6,6 @@
 #include "operator/object.h"
 #include "operator/training.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -90,13 +89,8 @@ static void add_env_int(gr_training *t, json_t *container, const char *name, int
  * less. Words such as auto, and what is no number of 64 bits, are 1. */
 static int64_t ranks_of_pod(const json_t *nproc)
 {
-    char number[32], *end;
-    const char *text = text_of(nproc, number);
-    const char *digits = text != NULL ? text + (text[0] == '-' || text[0] == '+') : "";
-    errno = 0;
-    int64_t ranks = text != NULL ? (int64_t)strtoll(text, &end, 10) : 1;
-    bool is_number = digits[0] >= '0' && digits[0] <= '9' && *end == '\0' && errno == 0;
-    return is_number ? ranks : 1;
+    int64_t ranks;
+    return gr_object_number(nproc, &ranks) ? ranks : 1;
 }
 
 static void add_master_env(gr_training *t, json_t *container, const gr_training_role *role,
