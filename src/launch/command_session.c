@@ -105,6 +105,7 @@ static void take_input(command_session *s, size_t size_bytes)
     s->input_first += size_bytes;
     s->input_bytes -= size_bytes;
     s->taken_bytes += size_bytes;
+    s->input_first = s->input_bytes > 0 ? s->input_first : 0;
 }
 
 /* A command that does not read its stdin any more may go on all the same. */
@@ -132,9 +133,11 @@ static bool add_input(command_session *s, const gr_packet *packet)
     if (packet->size_bytes > sizeof s->input - s->input_bytes) {
         return false;
     }
-    memmove(s->input, s->input + s->input_first, s->input_bytes);
-    memcpy(s->input + s->input_bytes, packet->data, packet->size_bytes);
-    s->input_first = 0;
+    if (packet->size_bytes > sizeof s->input - s->input_first - s->input_bytes) {
+        memmove(s->input, s->input + s->input_first, s->input_bytes);
+        s->input_first = 0;
+    }
+    memcpy(s->input + s->input_first + s->input_bytes, packet->data, packet->size_bytes);
     s->input_bytes += packet->size_bytes;
     s->input_ends |= packet->size_bytes == 0;
     feed(s);
@@ -291,7 +294,9 @@ static void wait_for_close(command_session *s)
 static void end_command(command_session *s)
 {
     const int64_t until_us = gr_now_ns() / 1000 + GRACE_US;
-    (void)kill(-s->child, SIGTERM);
+    if (kill(-s->child, SIGTERM) != 0) { /* it has no session of its own yet */
+        (void)kill(s->child, SIGTERM);
+    }
     while (!s->has_ended && gr_now_ns() / 1000 < until_us) {
         struct pollfd signals = {.fd = s->signal_fd, .events = POLLIN};
         (void)poll(&signals, 1, (int)((until_us - gr_now_ns() / 1000) / 1000) + 1);
