@@ -29,16 +29,10 @@ class Launcher(NamedTuple):
     token: str
 
 
-class Served(NamedTuple):
-    """How an agent has ended: 0 the job is over, 1 the launcher is lost, 2 it was refused."""
-
-    code: int
-    text: str
-
-
-def serve(launcher: Launcher) -> Served:
+def serve(launcher: Launcher) -> int:
     """What a slot does: it runs an agent until the job is over, and another one when that is
-    killed. The agent ends with this process."""
+    killed. The agent ends with this process, and writes where this writes. Returns its exit code:
+    0 the job is over, 1 the launcher is lost, 2 it was refused."""
     libc = ctypes.CDLL(None)
 
     def follow() -> None:
@@ -47,10 +41,9 @@ def serve(launcher: Launcher) -> Served:
         done = subprocess.run(
             [program(), "agent", "--join", launcher.address, "--slots", "1"],
             env=_process.environment({_NEEDS_TOKEN: launcher.token}), stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
-            preexec_fn=follow)
+            stdout=subprocess.DEVNULL, preexec_fn=follow)
         if done.returncode >= 0:
-            return Served(done.returncode, done.stderr.strip())
+            return done.returncode
 
 
 def run(fn: Callable[..., Any], args: Sequence[Any], kwargs: Optional[Dict[str, Any]], host: str,

@@ -318,7 +318,7 @@ def run_elastic(fn: Callable[..., Any], args: Sequence[Any] = (),
 class _Slot:
     """An actor in whose room a worker runs."""
 
-    def serve(self, launcher: _offered.Launcher) -> _offered.Served:
+    def serve(self, launcher: _offered.Launcher) -> int:
         return _offered.serve(launcher)
 
 

@@ -145,7 +145,7 @@ class _Tasks:
     def _serve(self, launcher: _offered.Launcher) -> None:
         from py4j.protocol import Py4JJavaError
 
-        def serve(_: Iterable[int]) -> Iterator[_offered.Served]:
+        def serve(_: Iterable[int]) -> Iterator[int]:
             yield _offered.serve(launcher)
         self._context.setJobGroup(self._group, "agents of a job of gradus", True)
         try:
