@@ -44,33 +44,35 @@ def die(rank):
 
 
 def go_on():
-    """A worker is lost, and then all that holds it; others wait for those in their places."""
+    """A worker is lost, and then all that holds another one; rank 0 waits for those in their
+    places."""
     import os
     import signal
-    import time
     import gradus
+    from gradus import _process
     comm, came = gradus.Communicator(), "GRADUS_JOINING" in os.environ
     if comm.rank == 1 and not came:
         os.kill(os.getpid(), signal.SIGKILL)
     if comm.rank == 2 and not came:
         pid, line = os.getpid(), ""
-        while "Slot" not in line and "pyspark" not in line:
+        while not any(word in line for word in ("Slot", "pyspark", "_offered")):
             with open(f"/proc/{pid}/stat") as stat:
                 pid = int(stat.read().rpartition(")")[2].split()[1])
             with open(f"/proc/{pid}/cmdline") as file:
                 line = file.read()
         os.kill(pid, signal.SIGKILL)
-        time.sleep(1000)
+        signal.pause()
     if not came:
         try:
             while True:
                 comm.barrier()
         except gradus.Error:
             comm.renew()
-    while comm.size < 3:
-        time.sleep(0.01)
+    while comm.size < 3:  # each takes up those that wait
         comm.renew()
-    return came, os.environ["WORD"]
+    if came:
+        _process.report(came=1)
+    return came, os.environ["WORD"] + os.environ.get("GRADUS_JOIN_TOKEN", "")
 
 
 def told(call, *words, **more):
