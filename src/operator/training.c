@@ -193,10 +193,15 @@ bool gr_training_has_ended(const json_t *pod)
     return gr_training_has_phase(pod, "Succeeded") || gr_training_has_phase(pod, "Failed");
 }
 
+const char *gr_training_role_of(const json_t *pod)
+{
+    return json_string_value(json_object_get(gr_object_at(pod, "metadata.labels"),
+                                             "training.kubeflow.org/replica-type"));
+}
+
 bool gr_training_serves(const gr_training *t, const json_t *pod)
 {
-    const char *role = json_string_value(json_object_get(gr_object_at(pod, "metadata.labels"),
-                                                         "training.kubeflow.org/replica-type"));
+    const char *role = gr_training_role_of(pod);
     return t->kind->server_role != NULL && role != NULL &&
            strcasecmp(role, t->kind->server_role) == 0;
 }

@@ -95,6 +95,8 @@ void gr_training_set_condition(gr_training *t, const char *type, bool holds, con
 void gr_training_event(gr_training *t, const char *type, const char *what, const char *message);
 /* Deletes all pods and their Services; those of the server role once the others have ended. */
 void gr_training_delete_pods(gr_training *t);
+/* The role that a label of the pod says; NULL: none. */
+const char *gr_training_role_of(const json_t *pod);
 /* Is it of the server role? Also of a pod that no role wants any more. */
 bool gr_training_serves(const gr_training *t, const json_t *pod);
 /* Deletes one pod, unless it goes already. */

@@ -20,6 +20,7 @@
 #include "operator/local/local_pod.h"
 #include "operator/object.h"
 #include "operator/serve/ssh_key.h"
+#include "operator/training.h"
 
 #include <errno.h>
 #include <ftw.h>
@@ -381,8 +382,7 @@ static bool is_finishing(const local_cluster *c)
     json_array_foreach(gr_store_objects(c->store), i, pod)
     {
         const json_t *owner = json_array_get(gr_object_at(pod, "metadata.ownerReferences"), 0);
-        const char *role = json_string_value(json_object_get(gr_object_at(pod, "metadata.labels"),
-                                                             "training.kubeflow.org/replica-type"));
+        const char *role = gr_training_role_of(pod);
         if (gr_object_is(pod, "v1", "Pod") && gr_object_is_text(pod, "status.phase", "Running") &&
             role != NULL && strcmp(role, "ps") != 0 &&
             gr_object_text(pod, "metadata.deletionTimestamp") == NULL &&

@@ -8,6 +8,7 @@
 #include "launch/spawn.h"
 #include "operator/local/pod_files.h"
 #include "operator/object.h"
+#include "operator/training.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -539,11 +540,8 @@ void gr_local_pod_end(gr_local_pod *pod, int64_t grace_s)
 
 bool gr_local_pod_outlives(const gr_local_pod *pod, const gr_local_pod *other)
 {
-    static const char role_label[] = "training.kubeflow.org/replica-type";
-    const json_t *labels = gr_object_at(pod->object, "metadata.labels");
-    const json_t *others = gr_object_at(other->object, "metadata.labels");
-    const char *role = json_string_value(json_object_get(labels, role_label));
-    const char *other_role = json_string_value(json_object_get(others, role_label));
+    const char *role = gr_training_role_of(pod->object);
+    const char *other_role = gr_training_role_of(other->object);
     return role != NULL && other_role != NULL && strcmp(role, "server") == 0 &&
            strcmp(other_role, "worker") == 0 &&
            json_equal(gr_object_at(pod->object, "metadata.ownerReferences"),
