@@ -330,14 +330,14 @@ def test_killed_before_the_job_has_begun(host, job, undisturbed, tmp_path):
 
 @pytest.mark.parametrize("launcher_too", [False, True])
 def test_killed_before_anything_is_started_costs_no_restart(host, tmp_path, launcher_too):
-    """It has its folder, and stands at a log that nobody reads."""
-    log, logs = tmp_path / "logs/rank.0.out", tmp_path / "logs"
+    """It has made its first log, and stands at the second one, which nobody reads."""
+    log, logs = tmp_path / "logs/rank.0.err", tmp_path / "logs"
     logs.mkdir()
     os.mkfifo(log)
     words = ["run", "-np", 1, "--no-prefix", "--name", "up", "--restarts", 0, "--log-dir", logs,
              "--", "sh", "-c", "echo up"]
     launcher = host.start(*words)
-    wait_until(lambda: (tmp_path / "run/gradus/up").exists(), "the folder")
+    wait_until(lambda: (logs / "rank.0.out").exists(), "the first log")
     if launcher_too:
         launcher.kill()
         launcher.wait(timeout=TIMEOUT_S)
