@@ -6,11 +6,7 @@
 
 /* Operations in which nothing moves: which rank has not come, and what did it do last? */
 
-enum {
-    CHAIN_US = 100000, /* the rank that waits for the root cause itself speaks first */
-    LIST_MAX = 8,
-    OPERATION_BYTES = 200
-};
+enum { LIST_MAX = 8, OPERATION_BYTES = 200 };
 
 /* ---- The root cause -------------------------------------------------------------------------- */
 /* `peer` keeps the operation waiting; `via` is the rank that it waits for itself. -1: not known. */
@@ -156,6 +152,15 @@ static void say_stall(const gr_diagnosis *d, const gr_op *op, int64_t idle_us, g
 }
 
 /* ---- One operation --------------------------------------------------------------------------- */
+/* How much longer a rank waits that waits for the root cause by way of others: the rank beside the
+ * root cause knows more and fails first, also where it has to wait for a core. */
+static int64_t chain_us(int64_t limit_us)
+{
+    enum { CHAIN_MIN_US = 100000, CHAIN_MAX_US = 5000000, CHAIN_PART = 4 };
+    const int64_t part_us = limit_us / CHAIN_PART;
+    return part_us < CHAIN_MIN_US ? CHAIN_MIN_US : part_us > CHAIN_MAX_US ? CHAIN_MAX_US : part_us;
+}
+
 /* Returns when to look again; GR_NEVER also if the communicator has ended. */
 static int64_t poll_timeout(gr_diagnosis *d, const gr_op *op, int64_t idle_us, int64_t since_us)
 {
@@ -165,7 +170,7 @@ static int64_t poll_timeout(gr_diagnosis *d, const gr_op *op, int64_t idle_us, i
     int64_t limit_us = d->config.op_timeout_us;
     if (idle_us >= limit_us) {
         culprit found = find_culprit(d, op);
-        limit_us += found.peer == found.via ? 0 : CHAIN_US;
+        limit_us += found.peer == found.via ? 0 : chain_us(limit_us);
     }
     if (idle_us >= limit_us) {
         gr_diag diag;
