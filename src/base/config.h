@@ -67,8 +67,9 @@ typedef struct gr_config_table {
     const gr_config_foreign *foreign; /* NULL: none */
 } gr_config_table;
 
-/* Has the struct these values? "strategy: local|ps": the choice `strategy` is one of the two, and
- * what it needs itself holds; "keep_best: true" likewise. "": yes. */
+/* Returns true if the struct has these values. "strategy: local|ps": the choice `strategy` is one
+ * of the two, and the condition of that key itself holds; "keep_best: true" likewise. "": always
+ * true. */
 bool gr_config_holds(const gr_config_table *table, const void *config, const char *condition);
 
 /* Zeroes the struct and applies the defaults. Texts are copied into `arena`, which must outlive the
@@ -78,17 +79,18 @@ gr_status gr_config_defaults(const gr_config_table *table, void *config, gr_aren
 
 /* The field behind `field`, those of choices last; NULL: the first. NULL behind the last. */
 const gr_config_field *gr_config_next(const gr_config_table *table, const gr_config_field *field);
-/* Is `field` one of `fields` (NULL: none)? */
+/* Returns true if `field` is one of `fields` (NULL: none). */
 bool gr_config_is_among(const gr_config_field *fields, const gr_config_field *field);
-/* Is `field` one of another choice than the struct's, so that it means nothing? */
+/* Returns true if `field` belongs to another choice than the struct's, so that it means nothing. */
 bool gr_config_is_of_other(const gr_config_table *table, const void *config,
                            const gr_config_field *field);
-/* Does `field` mean something with the struct's other values? Does it change the result? */
+/* Returns true if `field` means something with the struct's other values; the second function: if
+ * it changes the result. */
 bool gr_config_applies(const gr_config_table *table, const void *config,
                        const gr_config_field *field);
 bool gr_config_counts(const gr_config_table *table, const void *config,
                       const gr_config_field *field);
-/* Has it no value, and no default? */
+/* Returns true if `field` has neither a value nor a default. */
 bool gr_config_is_unset(const gr_config_field *field, const void *config);
 /* The word of a GR_CONFIG_CHOICE; NULL behind the last. */
 const char *gr_config_choice(const gr_config_field *field, int index);

@@ -27,7 +27,7 @@ bool gr_config_is_end(const gr_config_field *field)
            field->env == NULL;
 }
 
-/* Have choices before the `index`-th the same fields? */
+/* Returns true if a choice before the `index`-th has the same fields. */
 static bool is_shared(const gr_config_field *choice, int index)
 {
     int first = 0;

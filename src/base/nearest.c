@@ -52,7 +52,8 @@ static int distance(const char *a, int a_length, const char *b, int b_length)
     return last[b_length];
 }
 
-/* Is `word` made of the first letters of the words of `known`: "lr" of "learning_rate"? */
+/* Returns true if `word` is made of the first letters of the words of `known`: "lr" of
+ * "learning_rate". */
 static bool is_initials(const char *word, const char *known)
 {
     bool begins = true;

@@ -73,8 +73,8 @@ static void pass_on(following *of, int signal_number)
     of->unsent = gr_process_signal(of->supervisor, signal_number) ? 0 : signal_number;
 }
 
-/* Has it the name of an agent, or of another process of the launcher's? Others were started by a
- * worker, and may be left of an agent that was killed before we came to look. */
+/* Returns true if the process has the name of an agent, or of another process of the launcher's.
+ * Others were started by a worker, and may be left of an agent that was killed before this look. */
 static bool is_of_launcher(pid_t pid)
 {
     static const char ours[] = "gradus-";

@@ -31,7 +31,7 @@ typedef struct gr_cluster_flags {
         .help = "the namespace of the cluster; otherwise that of the context"                      \
     }
 
-/* Is a cluster meant, not this host? */
+/* Returns true if the flags name a cluster; false: this host. */
 bool gr_cluster_is_meant(const gr_cluster_flags *flags);
 
 typedef struct gr_cluster_client {

@@ -151,7 +151,7 @@ static void tell_pod(const follower *all, followed *pod, const json_t *object)
     }
 }
 
-/* Has the container ended for good? One that failed may be started again. */
+/* Returns true if the container has ended for good. One that failed may be started again. */
 static bool is_over(const json_t *pod, const json_t *status)
 {
     const char *phase = gr_object_text(pod, "status.phase");
@@ -365,7 +365,7 @@ static void wake(void *arg)
     (void)arg;
 }
 
-/* Is there something to be read that is worth waiting for? */
+/* Returns true if there is output to read that is worth waiting for. */
 static bool is_reading(follower *all)
 {
     gr_clock clock = gr_kube_clock(all->cluster->kube);

@@ -62,7 +62,7 @@ static void forget_cluster(json_t *object)
     }
 }
 
-/* Is it an object that the controller of another one has made, and makes again? */
+/* Returns true if the controller of another object has made this one, and makes it again. */
 static bool is_made_for_another(const json_t *object)
 {
     size_t i;

@@ -185,7 +185,8 @@ static gr_status reachable(const rendezvous_options *options, const gr_coordinat
                : gr_fail(diag, GR_E_INVALID, "this host has no network interface that is up");
 }
 
-/* May the job go on without some of its ranks? Then it may without this process, too. */
+/* Returns true if the job may go on without some of its ranks. It may then go on without this
+ * process, too. */
 static bool is_elastic(const rendezvous_options *options)
 {
     return options->ranks_min > 0 && options->ranks_min < options->ranks;

@@ -54,7 +54,7 @@ static void print_usage(void)
          "PyTorchJob, or was sent by gradus submit --elastic.\n");
 }
 
-/* Is it one that `launcher` has (0: any), and that can grow or shrink, unless that is known? */
+/* Returns true if `launcher` has the job; with 0, if the job can grow or shrink. */
 static bool is_meant(const char *name, pid_t launcher)
 {
     gr_job_folder folder;

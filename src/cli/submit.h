@@ -72,7 +72,8 @@ gr_status gr_submit_hand_out(gr_cluster_client *cluster, gr_cluster_job *job,
 
 /* submit_manifest.c: the job of the flags, and what belongs to it. GR_E_INVALID, GR_E_NO_MEMORY. */
 gr_status gr_submit_make(gr_submit *submit, gr_diag *diag) GR_MUST_CHECK;
-/* Is it the name of an object, as short as `most`? `what` begins the sentence. */
+/* Checks that `name` can name an object, and has at most `most` characters. `what` begins the
+ * sentence. */
 gr_status gr_submit_check_name(const char *what, const char *name, size_t most,
                                gr_diag *diag) GR_MUST_CHECK;
 

@@ -30,9 +30,9 @@ void gr_comm_set_step(gr_comm *comm, uint64_t step);
 /* Of the group: 1, 2, ... as members are lost and come. */
 uint64_t gr_comm_generation(const gr_comm *comm);
 
-/* Is everybody still there? For who waits for what other members do elsewhere, with no operation
- * under way: a member that is gone ends the communicator, as if one needed it. Returns GR_OK, or
- * the failure, which gr_comm_diag has. Moves on what is under way; does not wait. */
+/* Returns GR_OK if all members are there, or the failure, which gr_comm_diag has. For callers that
+ * wait for what other members do elsewhere, with no operation under way: a member that is gone ends
+ * the communicator, as if an operation needed it. Advances pending operations; does not wait. */
 gr_status gr_comm_check_members(gr_comm *comm) GR_MUST_CHECK;
 
 /* The name of the host of a rank of a root communicator; "" where nobody knows. Until the next

@@ -126,7 +126,8 @@ static void set_time(int64_t *to_us, int64_t from_us)
     }
 }
 
-/* Is `setting` one of the reference page? If not, near_out is one that is much like it, or "". */
+/* Returns true if the reference page lists `setting`. Otherwise near_out is a similar setting, or
+ * "". */
 static bool is_listed(const char *setting, char near_out[NAME_BYTES])
 {
     const char *names[SETTINGS_MAX + 1] = {NULL};

@@ -160,7 +160,7 @@ void gr_context_notify(gr_context *context);
 /* Keeps the sentence for gr_comm_last_error and logs it; returns its status. */
 gr_status gr_context_note(gr_context *context, const gr_diag *diag);
 
-/* Is this another process than the one that created the communicator? */
+/* Returns true if this process is not the one that created the communicator. */
 static inline bool gr_context_is_forked(const gr_context *context)
 {
     return gr_fork_count() != context->forks;

@@ -90,7 +90,7 @@ gr_status gr_alloc(gr_comm *comm, size_t size_bytes, void **mem_out)
     return leave(context, status, &diag);
 }
 
-/* Does an unfinished operation use it? */
+/* Fails if an unfinished operation uses the memory. */
 static gr_status check_unused(const gr_comm *comm, const char *call, const char *outcome,
                               const gr_memory_block *block, gr_diag *diag)
 {

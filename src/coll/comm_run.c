@@ -306,7 +306,8 @@ static gr_status begin_alone(gr_comm *comm, const gr_coll_args *all_args, int co
     return status;
 }
 
-/* Is what the call uses memory of the kind that it names, and one that is supported? */
+/* Checks that the memory of the call is of the kind that the call names, and that the kind is
+ * supported. */
 static gr_status check_memory(const gr_comm *comm, const gr_coll_args *args, gr_diag *diag)
 {
     const gr_call *call = args->call;

@@ -50,7 +50,7 @@ void gr_context_notify(gr_context *context)
     }
 }
 
-/* Does anybody want to hear of operations that have finished? */
+/* Returns true if a caller is to be notified of operations that have finished. */
 static bool is_listened_to(const gr_context *context)
 {
     return context->thread.followers > 0 || context->event_fd >= 0;
@@ -70,7 +70,7 @@ static void tell_of_finished(gr_context *context)
     }
 }
 
-/* Is there anything to do for the progress thread? */
+/* Returns true if the progress thread has work. */
 static bool has_work(const gr_context *context)
 {
     const gr_comm_thread *thread = &context->thread;

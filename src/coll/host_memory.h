@@ -2,9 +2,9 @@
 #ifndef GR_COLL_HOST_MEMORY_H
 #define GR_COLL_HOST_MEMORY_H
 
-/* Is a buffer memory that this process can read? A pointer of a device, or a wild one, is refused
- * before it ends the process. The kernel is asked once for each page at an end of a buffer: memory
- * that was fine and is unmapped later is not noticed. */
+/* Finds out whether this process can read a buffer. A pointer of a device, or a wild one, is
+ * refused before it ends the process. The kernel is asked once for each page at an end of a buffer:
+ * memory that is unmapped later goes unnoticed. */
 
 #include <stdbool.h>
 #include <stddef.h>

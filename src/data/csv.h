@@ -51,7 +51,8 @@ static inline uint64_t gr_csv_cursor_at(const gr_csv_cursor *cursor)
 /* Steps over a byte order mark at the start of the text. */
 gr_status gr_csv_begin(gr_csv_cursor *cursor, gr_diag *diag) GR_MUST_CHECK;
 
-/* Is there a further line? Empty lines at the end are no lines; in between they are an error. */
+/* Sets *more_out if there is a further line. Empty lines at the end do not count; in between they
+ * are an error. */
 gr_status gr_csv_more(gr_csv_cursor *cursor, bool *more_out, gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_csv_skip_line(gr_csv_cursor *cursor, gr_diag *diag) GR_MUST_CHECK;
 
@@ -119,7 +120,7 @@ gr_status gr_csv_cell_value(const gr_csv_cursor *cursor, const gr_csv_column *co
 gr_status gr_csv_name(gr_csv_cursor *cursor, char name_out[GR_CSV_FIELD_BYTES_MAX], bool *last_out,
                       gr_diag *diag) GR_MUST_CHECK;
 
-/* Is this number a label of `layout`? `line` is for the message. */
+/* Checks that this number is a label of `layout`. `line` is for the message. */
 gr_status gr_csv_check_label(const char *name, int64_t line, const gr_csv_layout *layout,
                              double label, gr_diag *diag) GR_MUST_CHECK;
 

@@ -40,7 +40,7 @@ typedef struct gr_reader_ops {
     gr_status (*open)(const gr_reader_open *how, gr_table **table_out, gr_diag *diag);
     /* What belongs to the reader, but for the gr_table itself. Or NULL. */
     void (*close)(gr_table *table);
-    /* Are the files still as they were? Or NULL. */
+    /* Fails if the files have changed. May be NULL. */
     gr_status (*check)(const gr_table *table, gr_diag *diag);
     /* Sample `number`: each value to its place in values_out, in the order of table->value; NULL:
      * not wanted. Any thread; no heap. */

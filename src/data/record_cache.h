@@ -34,7 +34,8 @@ uint64_t gr_record_cache_memory(const gr_record_cache *cache); /* bytes of heap 
 gr_status gr_record_cache_get(const gr_record_cache *cache, uint64_t record, size_t first,
                               size_t size, void *bytes_out, gr_diag *diag) GR_MUST_CHECK;
 
-/* Is a file of somebody else still as it was? Once a batch: it costs a system call. */
+/* Fails if a file that somebody else owns has changed. Called once a batch: it costs a system
+ * call. */
 gr_status gr_record_cache_check(const gr_record_cache *cache, gr_diag *diag) GR_MUST_CHECK;
 
 /* A plain file must stay as it is while it is in use; this finds out whether it has. */

@@ -67,7 +67,7 @@ void gr_scaler_apply(const gr_scaler *scaler, float *x, int64_t count);
 /* x[k] = (x[k] - mean[k]) * factor[k]; mean NULL: as they are. */
 void gr_scale_columns(const double *mean, const double *factor, float *x, int64_t count);
 
-/* Has each sample what training takes, in a type that it is taken in? */
+/* Checks that each sample has what training takes, in a type that training accepts. */
 gr_status gr_table_check_values(const gr_table *table, bool regression,
                                 gr_diag *diag) GR_MUST_CHECK;
 /* Once before a batch: are the files still as they were? */

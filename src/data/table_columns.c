@@ -83,7 +83,7 @@ gr_status gr_csv_columns_read_names(gr_csv_columns *columns, gr_csv_cursor *curs
     return GR_OK;
 }
 
-/* Is column `number` the one that the job calls `text`: by its number, or by its name? */
+/* Returns true if the job's `text` means column `number`, by its number or by its name. */
 static bool is_column(const gr_csv_columns *columns, int number, const char *text)
 {
     char *end;

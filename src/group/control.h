@@ -39,7 +39,7 @@ void gr_control_put_bulk(gr_control *control, const uint8_t *message, size_t siz
  * is due. Returns when the next one is; GR_NEVER: none, since both ends are on this host. */
 int64_t gr_control_ping(gr_control *control, int64_t now_us);
 
-/* Did it end since the peer, or the network to it, is silent? */
+/* Returns true if the connection ended because the peer, or the network to it, is silent. */
 bool gr_control_is_cut(const gr_control *control);
 
 /* Write what the socket takes. GR_OK: all is gone; GR_PENDING; GR_E_PEER_LOST. */

@@ -20,7 +20,7 @@
 
 enum { SLEEP_MAX_MS = 60000 };
 
-/* Is a member that is waited for still there? */
+/* Finds out whether an awaited member is still there. */
 typedef struct probe {
     int number;
     size_t next_at;

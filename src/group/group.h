@@ -103,9 +103,9 @@ extern const char *const gr_group_cma_choices[]; /* in the order of gr_cma */
 /* What this process's environment says; rank -1: it is in no job. The texts are the arena's. */
 gr_status gr_group_config_from_env(gr_group_config *config_out, gr_arena *arena,
                                    gr_diag *diag) GR_MUST_CHECK;
-/* May the job go on without some of its members? */
+/* Returns true if the job may go on without some of its members. */
 bool gr_group_elastic(const gr_group_config *config);
-/* Does the configuration name a secret? */
+/* Returns true if the configuration names a secret. */
 bool gr_group_has_secret(const gr_group_config *config);
 /* The secret that the configuration names, in memory of its own (gr_secret_forget).
  * GR_E_INVALID: it names none, or a wrong one; GR_E_NO_MEMORY, GR_E_IO. */
@@ -207,7 +207,8 @@ void gr_coordinator_drain(gr_coordinator *coordinator, int number);
 int gr_coordinator_member_state(const gr_coordinator *coordinator, int rank);
 /* False: the member is joining and has not been in a generation yet. No other depends on it. */
 bool gr_coordinator_has_served(const gr_coordinator *coordinator, int number);
-/* Is nobody on the way from one generation to another? A good time to start joining workers. */
+/* Returns true if no change of the membership is under way: a good time to start joining
+ * workers. */
 bool gr_coordinator_at_rest(const gr_coordinator *coordinator);
 /* A member has left in order: the job is done, nobody is taken in any more. */
 bool gr_coordinator_is_over(const gr_coordinator *coordinator);
@@ -220,7 +221,7 @@ bool gr_coordinator_waits_for(const gr_coordinator *coordinator, int rank);
  * (gr_coordinator_member_ended), or that they have had time enough. */
 bool gr_coordinator_gathers(const gr_coordinator *coordinator);
 void gr_coordinator_gathered(gr_coordinator *coordinator);
-/* Is anybody there? */
+/* Returns true if no member is connected. */
 bool gr_coordinator_is_alone(const gr_coordinator *coordinator);
 /* How many have called in. */
 int gr_coordinator_joined(const gr_coordinator *coordinator);

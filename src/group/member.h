@@ -86,7 +86,8 @@ gr_status gr_joining_call(gr_joining *join, const char *addresses, int64_t timeo
 /* From the join on this member can take over, where it is asked to (GRADUS_FAILOVER). */
 gr_status gr_joining_open_failover(gr_joining *join, gr_diag *diag) GR_MUST_CHECK;
 void gr_joining_announce_failover(gr_joining *join);
-/* Is the connection to the coordinator over, and may another one be found? */
+/* Returns true if the connection to the coordinator is over, and another coordinator may be
+ * found. */
 bool gr_group_may_find_leader(const gr_group *group);
 /* Connects to the next coordinator, which may be one of this member's own. */
 gr_status gr_joining_find_leader(gr_joining *join, gr_diag *diag) GR_MUST_CHECK;

@@ -92,8 +92,9 @@ static void take_in(const gr_membership *membership, gr_standing *of)
     }
 }
 
-/* Does it know how far the job has come? Who was taken in by the very generation that others have
- * left in order may have heard nothing from them: they were through. */
+/* Returns true if the process knows how far the job has come. A process that was taken in by the
+ * very generation that others left in order may have received nothing from them: they were
+ * through. */
 static bool is_veteran(const gr_membership *membership, const gr_standing *of)
 {
     bool too_late = membership->over && of->since == membership->generation;
@@ -274,7 +275,8 @@ static void end_gathering(gr_membership *membership)
     membership->quorum->gathering = false;
 }
 
-/* Is a new generation a quorum of the last one? If not, nobody here knows whether others go on. */
+/* Returns true if the new generation is a quorum of the last one. If it is not, nobody here knows
+ * whether others go on. */
 static bool is_quorum(gr_membership *membership)
 {
     if (membership->quorum == NULL) {
@@ -303,7 +305,7 @@ static bool is_quorum(gr_membership *membership)
     return false;
 }
 
-/* Is its word waited for before there are new rank assignments? */
+/* Returns true if new rank assignments wait for this process. */
 static bool is_awaited(const gr_membership *membership, int number)
 {
     const gr_standing *of = &membership->members[number];
@@ -346,7 +348,7 @@ static void reassign(gr_membership *membership)
     }
 }
 
-/* Would a new generation have other members than the one that runs? */
+/* Returns true if a new generation would have other members than the current one. */
 static bool wants_change(const gr_membership *membership)
 {
     bool more = false;
@@ -489,7 +491,7 @@ static bool is_gone(const gr_membership *membership, int number)
     return membership->members[number].state == GR_MEMBER_LEFT;
 }
 
-/* Does it go together with what the others have said? "" or what is wrong. */
+/* Compares a HELLO with those of the others. "" or what is wrong. */
 static void compare_hello(const gr_membership *membership, int number, int wanted_size,
                           char sentence_out[GR_DIAG_TEXT_BYTES])
 {

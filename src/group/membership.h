@@ -160,9 +160,10 @@ void gr_membership_lost(gr_membership *membership, int number, const char *why);
  * group that cannot go on without it. */
 void gr_membership_ended(gr_membership *membership, int number);
 
-/* Is nobody on the way from one generation to another, or cannot go on without joining workers? */
+/* Returns true if no change of the membership is under way, or if the change cannot complete
+ * without joining workers. */
 bool gr_membership_at_rest(const gr_membership *membership);
-/* May the group go on without some of its members? */
+/* Returns true if the group may go on without some of its members. */
 bool gr_membership_elastic(const gr_membership *membership);
 
 #endif

@@ -41,11 +41,11 @@ void gr_quorum_fini(gr_quorum *quorum);
 
 /* A member says to a successor what it knows; GR_E_PROTOCOL: it is in no generation. */
 gr_status gr_quorum_tell(gr_quorum *quorum, int number, const gr_history *history) GR_MUST_CHECK;
-/* Has a process had this number, as far as it is known here? */
+/* Returns true if a process is known to have had this number. */
 bool gr_quorum_is_used(const gr_quorum *quorum, int number);
 /* `here`: those whose word counts. */
 void gr_quorum_unite(gr_quorum *quorum, const gr_numbers *here);
-/* May this one be a member of the next generation? */
+/* Returns true if this process may be a member of the next generation. */
 bool gr_quorum_may_come(const gr_quorum *quorum, int number);
 /* How many of these (those that will be members, and those that left in order and leave it to the
  * others) have a vote, and are they enough? */

@@ -352,8 +352,8 @@ static void restart_list(gr_kube_call *call)
     }
 }
 
-/* Is the request worth another attempt? It must be sure that the server has not carried it out, or
- * it must not matter. */
+/* Returns true if the request may be tried again: the server has certainly not carried it out, or
+ * carrying it out twice does no harm. */
 static bool is_retried(const gr_kube_call *call, const gr_http_end *end)
 {
     bool only_reads = gr_kube_call_only_reads(call);

@@ -144,7 +144,7 @@ static known *look_up(gr_kube_events *events, uint64_t key, int64_t wall_us, boo
     return oldest;
 }
 
-/* Has the reason come with so many messages that they count as one? */
+/* Returns true if the reason has come with so many messages that they count as one. */
 static bool is_combined(known *reason, uint64_t message, int64_t wall_us)
 {
     bool is_known = false;

@@ -57,7 +57,7 @@ static gr_status no_memory(gr_diag *diag)
     return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the configuration of the cluster");
 }
 
-/* Is there something? */
+/* Returns true if the node has a value. */
 static bool is_set(const gr_node *node)
 {
     return node != NULL && node->kind != GR_NODE_NULL &&

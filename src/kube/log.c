@@ -67,7 +67,7 @@ static uint64_t oldest_of(const gr_kube_log *log)
     return log->stamped > STAMPS ? log->stamped - STAMPS : 0;
 }
 
-/* Has the line of that time come on an earlier connection? */
+/* Returns true if the line of that time has arrived on an earlier connection. */
 static bool came_before(gr_kube_log *log, int64_t time_us)
 {
     uint64_t oldest = oldest_of(log), from = log->replay > oldest ? log->replay : oldest;

@@ -136,7 +136,8 @@ static bool is_space(char c)
     return c == ' ' || c == '\t' || c == '\r' || c == '\n';
 }
 
-/* May `c` stand where it does, outside of objects? *skip_out: it belongs to nothing. */
+/* Returns true if `c` may stand where it does, outside of objects. *skip_out: it belongs to
+ * nothing. */
 static bool fits(const gr_kube_stream *stream, char c, bool *skip_out)
 {
     *skip_out = stream->item_depth >= 0 && stream->depth == stream->item_depth &&

@@ -63,7 +63,7 @@ bool gr_channel_put(gr_channel *channel, int kind, uint32_t number, const void *
 bool gr_channel_has_room(const gr_channel *channel);
 /* Writes what goes out at once, and wipes it here. */
 int gr_channel_flush(gr_channel *channel);
-/* Is there something that has not gone out? */
+/* Returns true if something has not gone out yet. */
 bool gr_channel_holds(const gr_channel *channel);
 
 #endif

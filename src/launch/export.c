@@ -20,7 +20,7 @@ const char *const gr_export_usual[] = {"PATH",         "LD_*",           "PYTHON
                                        "LSAN_OPTIONS", "TSAN_OPTIONS",   "UBSAN_OPTIONS",
                                        "MALLOC_*",     "GLIBC_TUNABLES", NULL};
 
-/* Is it the pattern's: NAME, or PREFIX*? */
+/* Returns true if `entry` matches the pattern: NAME, or PREFIX*. */
 static bool matches(const char *pattern, const char *entry)
 {
     size_t size = strlen(pattern);

@@ -145,7 +145,7 @@ static inline int gr_launch_at_once(const gr_launch_config *config)
     return gr_launch_most(config) + config->spares;
 }
 
-/* May workers come and go? */
+/* Returns true if workers may join and leave. */
 static inline bool gr_launch_elastic(const gr_launch_config *config)
 {
     return config->workers_min > 0 && config->workers_min < gr_launch_at_once(config);

@@ -115,7 +115,7 @@ static inline int64_t gr_launch_job_now_us(void)
     return gr_now_ns() / 1000;
 }
 
-/* Do hosts come and go that nobody named at the start? */
+/* Returns true if hosts join and leave that were not named at the start. */
 static inline bool gr_launch_changing(const gr_launch_config *config)
 {
     return config->discovery.script != NULL || config->discovery.acceptor != NULL;
@@ -162,7 +162,7 @@ static inline int gr_launch_job_server_number(const gr_launch_job *job, int slot
 {
     return slot - job->schedule.config.slots;
 }
-/* Is that the agent of a server? */
+/* Returns true if this is the agent of a server. */
 static inline bool gr_launch_job_serves(const gr_host_agent *agent)
 {
     return agent->number >= agent->job->schedule.config.host_room;

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
-/* Does no other host take part, now or later? */
+/* Returns true if no other host takes part, now or later. */
 static bool here_only(const gr_launch_job *job)
 {
     return !gr_launch_changing(job->config) &&

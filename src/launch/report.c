@@ -28,8 +28,8 @@ static gr_status report_signal(const gr_launch_job *job, gr_diag *diag)
                    job->schedule.started);
 }
 
-/* Would it go better if all were restarted? Who ends with an exit code has said why not, unless it
- * may be for want of a server. */
+/* Returns true if a restart of all may help. A worker that ended with an exit code has given its
+ * reason, unless it may have lacked a server. */
 static bool may_begin_again(const gr_launch_job *job, int root)
 {
     if (job->schedule.reason == GR_REASON_AGENT_LOST) {

@@ -41,8 +41,8 @@ int gr_root_cause_root(const gr_worker_end *ends, int workers);
  * end. Who was spared does not count. */
 int gr_root_cause_code(const gr_worker_end *ends, int workers);
 
-/* Would the same work end it in the same way again? True of the signals that a program brings upon
- * itself; who was killed, or lost, has done nothing wrong. */
+/* Returns true if the same work would end the worker in the same way again. True of the signals
+ * that a program brings upon itself; a worker that was killed or lost did nothing wrong. */
 bool gr_root_cause_crashed(const gr_worker_end *end);
 
 /* A worker's crash. */

@@ -122,7 +122,7 @@ static gr_status read_part(char *word, const char *where, gr_arena *arena, gr_fa
                    where, name);
 }
 
-/* Is it one that the job has? */
+/* Checks that the job has the process that the fault names. */
 static gr_status check_who(const gr_fault *fault, int64_t workers, int64_t servers,
                            const char *where, gr_diag *diag)
 {

@@ -294,8 +294,8 @@ bool gr_link_has_left(const gr_link *link);
 /* The link has ended because its connection closed, without a word of the peer's. On the same host
  * that is what the end of the peer's process looks like. */
 bool gr_link_has_died(const gr_link *link);
-/* Is the peer on this host? Of a link that is up: its two ends have the same address, or it is made
- * of memory. False where that cannot be told. */
+/* Returns true if the peer is on this host: the two ends of the link, which is up, have the same
+ * address, or the link is made of memory. False where that cannot be told. */
 bool gr_link_same_host(gr_link *link);
 int gr_link_rails(const gr_link *link); /* connections that it is made of */
 const gr_link_caps *gr_link_capabilities(const gr_link *link);

@@ -169,7 +169,7 @@ void gr_link_closed(gr_link *link, int error);
 /* on_demand.c: the rules for a link that is not up yet. */
 /* Its time to be connected by this side has come, perhaps. */
 void gr_mesh_connect_waiting(gr_link *link, int64_t now);
-/* May a connection that the peer made become part of it? */
+/* Returns true if a connection that the peer made may become part of the link. */
 bool gr_mesh_accepts(const gr_mesh *mesh, const gr_link *link, gr_auth_rail rail);
 /* A connection proved itself. False: it is not wanted. */
 bool gr_mesh_take_connection(gr_link *link, gr_auth_rail rail, bool outgoing);

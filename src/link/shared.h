@@ -66,7 +66,8 @@ gr_status gr_mesh_cma_write(gr_mesh *mesh, int peer, uint64_t at, const void *sr
                             size_t size_bytes) GR_MUST_CHECK;
 /* Its process has not ended. Asks the kernel; needs gr_mesh_cma. */
 bool gr_mesh_cma_alive(gr_mesh *mesh, int peer);
-/* Would it be permitted among the ranks of a job on this host? 0, or an error number. */
+/* Returns 0 if the ranks of a job on this host may copy each other's memory (CMA), or an error
+ * number. */
 int gr_cma_try(void);
 
 /* Every process that may be waited for has a core of its own. The same for all when all links are

@@ -201,7 +201,7 @@ static void extend_output(gr_model *model, int index, int time)
     }
 }
 
-/* May the only reader of a layer's output write over it? */
+/* Returns true if the only reader of a layer's output may overwrite it. */
 static bool may_overwrite(const gr_model *model, int index)
 {
     if (index == GR_MODEL_INPUT || consumers(model, index) != 1) {
@@ -325,7 +325,7 @@ static gr_status plan_memory(gr_model *model, gr_diag *diag)
 
 /* ---- Creation -------------------------------------------------------------------------------- */
 
-/* Has the layer kernels for this tensor? */
+/* Checks that the layer has kernels for this tensor. */
 static gr_status check_tensor(const gr_layer_spec *spec, const char *tensor, const gr_shape *shape,
                               gr_diag *diag)
 {

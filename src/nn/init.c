@@ -9,7 +9,7 @@
 /* Streams of weights are apart from those of dropout, whose high word is a step of the job. */
 #define INIT_STREAM UINT64_C(0xffffffff00000001)
 
-/* Does a ReLU or GELU follow, looking through layers that only scale, choose or move values? */
+/* Returns true if a ReLU or GELU follows, behind layers that only scale, choose or move values. */
 static bool feeds_rectifier(const gr_model_spec *spec, int index)
 {
     for (int i = index + 1; i < spec->count; i++) {

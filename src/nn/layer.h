@@ -204,7 +204,8 @@ gr_status gr_layer_run(gr_model *model, gr_layer *layer, int which, gr_diag *dia
 size_t gr_reserve(size_t *bytes, size_t size_bytes);
 /* A convolution's or pooling's numbers, but for `bias`. */
 gr_conv_shape gr_layer_window(const gr_model *model, const gr_layer *layer);
-/* Has the input channels, height and width? GR_E_INVALID with a sentence: it has not. */
+/* Checks that the input has channels, height and width. GR_E_INVALID with a sentence: it has
+ * not. */
 gr_status gr_layer_needs_image(const gr_layer_spec *spec, const gr_node *node,
                                gr_diag *diag) GR_MUST_CHECK;
 /* Settles the gr_window_settings that the settings begin with, and fills info.output. */

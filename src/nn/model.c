@@ -141,7 +141,7 @@ static gr_status convert(gr_model *model, gr_dnn_op *op, const float *src, float
     return gr_dnn_op_run(model->dnn, op, diag);
 }
 
-/* Is each tensor of this layer in the flat vector `v` finite? */
+/* Returns true if each tensor of this layer in the flat vector `v` is finite. */
 static bool tensors_finite(const gr_model *model, int index, const float *v)
 {
     for (int i = 0; i < model->tensor_count; i++) {

@@ -58,7 +58,7 @@ typedef struct gr_optimizer_ops {
     const char *name;                /* as in the job file */
     const gr_config_field *settings; /* of gr_optimizer_config; kinds may share them; NULL: none */
     const char *states[GR_OPTIMIZER_STATES_MAX + 1]; /* name of each vector of state, then NULL */
-    /* Do the states stay zero with these settings? NULL: never. */
+    /* Returns true if the states stay zero with these settings. NULL: never. */
     bool (*stays_zero)(const gr_optimizer_config *config);
     /* The numbers of a step, of a struct of its own. */
     void (*prepare)(const gr_optimizer_config *config, const gr_optimizer_now *now,
@@ -82,7 +82,8 @@ typedef struct gr_schedule_ops {
 } gr_schedule_ops;
 const gr_schedule_ops *gr_schedule_ops_at(int index); /* NULL behind the last */
 
-/* Is `field` a setting of the update itself: not of the learning rate, not of another kind? */
+/* Returns true if `field` is a setting of the update itself: not of the learning rate, not of
+ * another kind. */
 bool gr_optimizer_is_rule(const gr_optimizer_config *config, const gr_config_field *field);
 /* Behind gr_config_from_node with `map`: see gr_config_settle. */
 gr_status gr_optimizer_settle(gr_optimizer_config *config, const gr_node *map, gr_arena *arena,
@@ -134,7 +135,7 @@ float *gr_optimizer_state(gr_optimizer *optimizer, int index, const char **name_
 
 /* Sum of squares over the parameters' gradients, in double, in a fixed order. */
 double gr_gradient_square_sum(const gr_model *model, const float *gradients);
-/* Is any element NaN or infinite? */
+/* Returns true if any element is NaN or infinite. */
 bool gr_any_not_finite(const float *values, size_t count);
 /* The first such element of begin .. end - 1; `end`: none. */
 size_t gr_first_not_finite(const float *values, size_t begin, size_t end);

@@ -51,7 +51,7 @@ gr_status gr_cache_remove(gr_cache *cache, size_t resource, const json_t *object
  * but for those that are newer than the list's `version` (NULL: it has none). */
 void gr_cache_begin_list(gr_cache *cache, size_t resource);
 gr_status gr_cache_end_list(gr_cache *cache, size_t resource, const char *version) GR_MUST_CHECK;
-/* Is that where the object is, or would be, kept? */
+/* Returns true if the group is where the object is, or would be, kept. */
 bool gr_cache_is_of(const gr_cache *cache, const gr_cache_group *group, const json_t *object);
 
 /* New values, whole but for what was trimmed; NULL: no memory, or no such object. */

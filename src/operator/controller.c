@@ -497,7 +497,7 @@ void gr_controller_lead(gr_controller *controller, bool is_leader)
     controller->is_leader = is_leader;
 }
 
-/* Has every resource been listed? Before, what is not there may only not be known. */
+/* Returns true if every resource has been listed: an object may be unknown before. */
 static bool is_ready(const gr_controller *c)
 {
     bool all = true;
@@ -660,7 +660,7 @@ static write_class class_of(const json_t *one)
     return i < count && strcmp(gr_object_text(one, "verb"), "create") == 0 ? classes[i].is : ALONE;
 }
 
-/* May the next write begin now? */
+/* Returns true if the next write may begin now. */
 static bool may_begin(const gr_controller *c, const gr_controller_job *job)
 {
     static const unsigned allowed[] = {[ALONE] = 0,
@@ -691,8 +691,8 @@ static void start(gr_controller *c, gr_controller_job *job, gr_controller_action
     action->verb = job->look->is_getting ? "get" : gr_object_text(one, "verb");
 }
 
-/* Is the object gone by its deletion? A pod that has ended goes at once, though the answer has a
- * deletionTimestamp, as that of one that takes its time. */
+/* Returns true if the deletion has removed the object. A pod that has ended goes at once, though
+ * the answer has a deletionTimestamp, as that of one that takes its time. */
 static bool is_gone_by(const json_t *answer)
 {
     const json_t *grace_s = gr_object_at(answer, "metadata.deletionGracePeriodSeconds");

@@ -98,7 +98,7 @@ gr_status gr_controller_create(const gr_controller_config *config, gr_controller
                                gr_diag *diag) GR_MUST_CHECK;
 void gr_controller_destroy(gr_controller *controller);
 
-/* Is the resource to be listed and watched? */
+/* Returns true if the resource must be listed and watched. */
 bool gr_controller_uses(const gr_controller *controller, size_t resource);
 void gr_controller_begin_list(gr_controller *controller, size_t resource);
 /* The object (borrowed) is there, or has changed; `is_listed`: a list shows it. GR_E_NO_MEMORY. */

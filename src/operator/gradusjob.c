@@ -65,7 +65,7 @@ static const char *program_of(const json_t *spec)
     return NULL;
 }
 
-/* Do the workers run `gradus worker`? */
+/* Returns true if the workers run `gradus worker`. */
 static bool is_native(const json_t *spec)
 {
     const char *key = program_of(spec);
@@ -191,7 +191,7 @@ static void check_command(gr_problems *p, const json_t *spec)
     }
 }
 
-/* Can a ConfigMap have this key? */
+/* Returns true if a ConfigMap can have this key. */
 static bool is_file_name(const char *key)
 {
     static const char letters[] =
@@ -639,8 +639,8 @@ static void begin_anew(gr_training *t, const char *what, const char *message)
     }
 }
 
-/* May a worker join? Not where all are needed, where the program may not know how to take one in,
- * or when the others are done. */
+/* Returns true if a worker may join: not where all are needed, where the program may not know how
+ * to take one in, or when the others are done. */
 static bool may_join(const gr_training *t, const gr_training_role *role, const attempt *a)
 {
     int64_t min = gr_object_int(t->look.job, WORKERS ".Worker.minReplicas", 1);

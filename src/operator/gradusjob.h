@@ -54,7 +54,7 @@ typedef struct gr_gradusjob_servers {
 
 /* `is_formed`: all pods of the attempt have run, so that one that is not there is lost. */
 gr_gradusjob_servers gr_gradusjob_look_at_servers(const gr_training *t, bool is_formed);
-/* Can the others do without the lost ones? */
+/* Returns true if the other servers can do without the lost ones. */
 bool gr_gradusjob_servers_go_on(gr_training *t, const gr_gradusjob_servers *s);
 /* Before an attempt those of the one before go; false: they are still there. */
 bool gr_gradusjob_clear_servers(gr_training *t, const gr_gradusjob_servers *s);

@@ -282,8 +282,8 @@ static void look(gr_mpijob *m)
     }
 }
 
-/* Is it ours, and is there something to do? A job that names a controller that does not exist is
- * told so. */
+/* Returns true if the job is ours and there is something to do. A job that names an unknown
+ * controller gets a sentence. */
 static bool is_for_us(gr_mpijob *m)
 {
     const char *manager = gr_object_text(m->look.job, "spec.runPolicy.managedBy");

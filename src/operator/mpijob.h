@@ -43,7 +43,7 @@ json_t *gr_mpijob_worker(gr_mpijob *m, int64_t index);
 json_t *gr_mpijob_launcher(gr_mpijob *m);
 json_t *gr_mpijob_launcher_template(gr_mpijob *m);
 json_t *gr_mpijob_pod_group(gr_mpijob *m);
-/* Is it a worker of this job, by its labels? If so, which one. */
+/* Returns true if the labels make the pod a worker of this job. *index_out: which one. */
 bool gr_mpijob_is_worker(const gr_mpijob *m, const json_t *pod, int64_t *index_out);
 
 /* For what both roles' containers get. */

@@ -13,7 +13,7 @@
 json_t *gr_object_at(const json_t *object, const char *path);
 const char *gr_object_text(const json_t *object, const char *path); /* NULL: absent */
 int64_t gr_object_int(const json_t *object, const char *path, int64_t otherwise);
-/* Is the value a whole number, or text that Go's strconv.Atoi takes for one? */
+/* Returns true if the value is a whole number, or text that Go's strconv.Atoi accepts as one. */
 bool gr_object_number(const json_t *value, int64_t *number_out);
 bool gr_object_true(const json_t *object, const char *path);
 bool gr_object_is_text(const json_t *object, const char *path, const char *text);
@@ -23,7 +23,7 @@ bool gr_object_time(const char *text, int64_t *seconds_out);
 json_t *gr_object_find(const json_t *objects, const char *api_version, const char *kind,
                        const char *name);
 bool gr_object_is(const json_t *object, const char *api_version, const char *kind);
-/* Is the controller among its owners the one with this uid? */
+/* Returns true if the owner of the object that is its controller has this uid. */
 bool gr_object_controlled(const json_t *object, const char *uid);
 /* The condition of that type in an array of conditions, NULL if there is none; and whether it is
  * there and "True". */

@@ -155,7 +155,7 @@ static json_t *addresses_of(const gr_training_role *role, bool *no_memory)
     return addresses;
 }
 
-/* Is what the status says the same, but for the time? */
+/* Returns true if the status holds the same progress, but for the time. */
 static bool is_same(const json_t *before, const json_t *progress, bool *no_memory)
 {
     if (before == NULL) {

@@ -39,7 +39,8 @@ extern const size_t gr_operator_resource_count;
 
 /* The index of a resource; gr_operator_resource_count: there is none. */
 size_t gr_operator_resource_find(const char *api_version, const char *kind);
-/* Is it read by an operator of these kinds (ends with NULL) and this gang_scheduler ("": none)? */
+/* Returns true if an operator of these kinds (ends with NULL) and this gang_scheduler ("": none)
+ * reads the resource. */
 bool gr_operator_resource_used(const gr_operator_resource *resource,
                                const gr_operator_kind *const *kinds, const char *gang_scheduler);
 /* What of an object is kept, without apiVersion, kind and namespace; it shares values with it.

@@ -206,7 +206,7 @@ bool gr_training_serves(const gr_training *t, const json_t *pod)
            strcasecmp(role, t->kind->server_role) == 0;
 }
 
-/* Do pods work that the server role's serve? */
+/* Returns true if pods run that the server role serves. */
 static bool is_served(const gr_training *t)
 {
     size_t i;

@@ -97,7 +97,7 @@ void gr_training_event(gr_training *t, const char *type, const char *what, const
 void gr_training_delete_pods(gr_training *t);
 /* The role that a label of the pod says; NULL: none. */
 const char *gr_training_role_of(const json_t *pod);
-/* Is it of the server role? Also of a pod that no role wants any more. */
+/* Returns true if the pod is of the server role, also if no role wants it any more. */
 bool gr_training_serves(const gr_training *t, const json_t *pod);
 /* Deletes one pod, unless it goes already. */
 void gr_training_delete_pod(gr_training *t, const json_t *pod);

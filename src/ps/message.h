@@ -106,7 +106,7 @@ enum {
     GR_PS_SCAN_HEAD = 8     /* bytes of the two counts before a scan's rows */
 };
 
-/* Does it concern rows of a table? */
+/* Returns true if the message concerns rows of a table. */
 static inline bool gr_ps_is_of_rows(int kind)
 {
     return kind == GR_PS_PUSH_ROWS || kind == GR_PS_PULL_ROWS || kind == GR_PS_SCAN_ROWS ||

@@ -60,7 +60,7 @@ typedef struct gr_ps_table {
 void gr_ps_table_init(gr_ps_table *table, int servers);
 /* The same without replicas: no server of it can be lost. */
 void gr_ps_table_init_single(gr_ps_table *table, int servers);
-/* Has any block a replica? */
+/* Returns true if any block has a replica. */
 bool gr_ps_table_replicated(const gr_ps_table *table);
 
 /* Where the lost one was primary its replica becomes it; where it was the replica the primary
@@ -72,15 +72,15 @@ bool gr_ps_table_lose(gr_ps_table *table, int server);
  * been copied. What the next lost server leaves comes to it as to any other. False, and nothing
  * changes: the number is not that of a lost server, or `incarnation` is 0. */
 bool gr_ps_table_add(gr_ps_table *table, int server, uint64_t incarnation);
-/* Is the server of this number alive in both tables, and the same process? */
+/* Returns true if the server of this number is alive in both tables, and is the same process. */
 bool gr_ps_table_keeps(const gr_ps_table *before, const gr_ps_table *after, int server);
 
 int gr_ps_table_living(const gr_ps_table *table);
 /* The servers that live, a bit each. */
 uint32_t gr_ps_table_mask(const gr_ps_table *table);
-/* Can it be true? For tables from elsewhere: numbers in range, primaries and replicas that live,
- * two different ones where two live, or no replica anywhere and nobody lost; the added one
- * lives. */
+/* Returns true if the table is possible. For tables from elsewhere: numbers in range, primaries and
+ * replicas that live, two different ones where two live, or no replica anywhere and nobody lost;
+ * the added one lives. */
 bool gr_ps_table_sound(const gr_ps_table *table);
 
 #endif

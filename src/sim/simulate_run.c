@@ -223,7 +223,7 @@ static bool is_done(const net_run *r, const thread *t, const gr_schedule *schedu
            (!whole && !is_whole(step) && t->done[at] > segment);
 }
 
-/* Is the scratch free that the slice before this one used? */
+/* Returns true if the scratch is free that the slice before this one used. */
 static bool slice_is_free(const net_run *r, const thread *t, const gr_schedule *schedule,
                           const gr_schedule_step *step, uint32_t segment)
 {

@@ -97,7 +97,7 @@ static gr_status check_shape(const gr_verify *v, int rank)
     return check_slots(v, rank);
 }
 
-/* Does the caller have this part of its buffer at all? */
+/* Returns true if the caller has this part of its buffer at all. */
 static bool exists(const gr_plan_shape *shape, gr_operand operand)
 {
     bool own = operand.block == (uint32_t)shape->rank;

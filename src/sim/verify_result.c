@@ -172,8 +172,8 @@ static void fill_buffers(results *r, int rank)
 }
 
 /* ---- Running --------------------------------------------------------------------------------- */
-/* Has this place the size of what is in it? In an alltoall every pair of ranks has sizes of its
- * own if blocks are uneven; with a rank in place, its two directions are alike. */
+/* Returns true if this place has the size of its contents. In an alltoall every pair of ranks has
+ * sizes of its own if blocks are uneven; with a rank in place, its two directions are alike. */
 static bool has_size_of(const results *r, int rank, gr_operand operand, uint32_t value)
 {
     const expression *e = &r->expressions[value];
@@ -339,7 +339,7 @@ static gr_status check_block(results *r, int rank, int block, uint32_t expected)
     return status;
 }
 
-/* Is this block part of the rank's result? */
+/* Returns true if this block is part of the rank's result. */
 static bool is_due(const gr_plan_shape *shape, int block)
 {
     switch (shape->coll) {

@@ -46,12 +46,13 @@ size_t gr_compressor_bytes(gr_compression kind, size_t length, int own_shards);
 
 /* 16 bits: the type on the wire; else GR_F32. */
 gr_dtype gr_compression_dtype(gr_compression kind);
-/* Does a range have to be a whole bucket? */
+/* Returns true if a range must be a whole bucket. */
 static inline bool gr_compression_whole(gr_compression kind)
 {
     return kind == GR_COMPRESSION_TOPK;
 }
-/* Do buckets travel as pieces that are not zero, and how long are these? 0: no. */
+/* Returns the elements of a piece; only pieces that are not all zero travel. 0: buckets travel
+ * whole. */
 size_t gr_compression_piece(gr_compression kind);
 
 /* Compresses elements [begin, end), begin >= plain, of the gradient of the `shard`-th own shard in

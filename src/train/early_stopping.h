@@ -20,7 +20,7 @@ const char *gr_best_metric(const gr_job *job);
 /* An epoch has ended after record->step steps. A value that is NaN (there was no evaluation)
  * changes nothing. */
 void gr_best_update(gr_best *best, const gr_job *job, const gr_epoch_record *record);
-/* Is this the end of the training? */
+/* Returns true if the training ends here. */
 bool gr_early_stopping_reached(const gr_job *job, const gr_best *best);
 
 #endif

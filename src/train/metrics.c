@@ -165,7 +165,7 @@ gr_status gr_end_write(const gr_end_record *record, FILE *file, const char *wher
     return write_line(object, file, where, diag);
 }
 
-/* Is a line to be kept, since it tells of what was so after `step`? */
+/* Returns true if the line is of `step` or an earlier one, and so is kept. */
 static bool is_before(const char *line, size_t bytes, uint64_t step, gr_metrics_reported *reported)
 {
     json_t *object = json_loadb(line, bytes, 0, NULL);

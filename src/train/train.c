@@ -306,7 +306,7 @@ static bool is_over(const training_run *r, uint64_t step)
     return step == r->job->total_steps || gr_early_stopping_reached(r->job, &r->progress.best);
 }
 
-/* Are these the best weights so far, which nobody has saved? By all ranks. */
+/* Returns true if these are the best weights so far, and nobody has saved them. By all ranks. */
 static bool is_best(const training_run *r, uint64_t step)
 {
     const gr_best *best = &r->progress.best;
@@ -395,7 +395,7 @@ static gr_status save(training_run *r, uint64_t step, bool goes_on, gr_diag *dia
     return status;
 }
 
-/* Is there one of the end? */
+/* Returns true if a checkpoint of the end is written. */
 static bool saves_last(const training_run *r)
 {
     return gr_job_writes_checkpoints(r->job) && r->progress.steps > r->progress.first_step;

@@ -24,8 +24,8 @@ gr_safetensors_part *gr_weights_parts(const gr_model *model, const float *values
 gr_status gr_weights_fill(const gr_model *model, const gr_safetensors *file, const char *path,
                           float *values, gr_diag *diag) GR_MUST_CHECK;
 
-/* Do all ranks hold the same weights, bit for bit? Collective. GR_E_BUG with a sentence that
- * names the ranks that differ from rank 0, the same on every rank. */
+/* Checks that all ranks hold the same weights, bit for bit. Collective. GR_E_BUG with a sentence
+ * that names the ranks that differ from rank 0, the same on every rank. */
 gr_status gr_weights_agree(const gr_model *model, const float *values, gr_comm *comm,
                            gr_diag *diag) GR_MUST_CHECK;
 

@@ -4,11 +4,12 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Do all ranks call the same? A fingerprint only says that they do not. A rank that meets a foreign
- * one, in a frame or in the report of a rank that waits, reports what it called itself; the
- * coordinator hands that to the peer, which knows what it called, and says both to all. A frame
- * shows for ever that the two differ. A report shows it while the peer is in that wait, which only
- * the peer knows: numbers of sub-groups are used again, and reports may come late. */
+/* Finds ranks that call different operations. A fingerprint only says that two differ. A rank that
+ * meets a foreign fingerprint, in a frame or in the report of a rank that waits, reports what it
+ * called itself; the coordinator forwards that to the peer, which knows its own call, and reports
+ * both to all. A frame proves for ever that the two differ. A report proves it while the peer is in
+ * that wait, which only the peer knows: numbers of sub-groups are used again, and reports may
+ * arrive late. */
 
 enum {
     ARBITRATION_US = 5000000, /* a busy machine may keep the peer from its answer for a while */
@@ -124,8 +125,8 @@ static void begin_arbitration(gr_diagnosis *d, int peer, const gr_op_id *id,
                            .called_at = comparable ? entry->number : id->number};
     if (serial != 0 && called_in != id->comm && !id->is_message &&
         !gr_flight_recorder_is_message(entry)) {
-        /* Did the peer call something else in the sub-group that this rank waits in, or did it
-         * start the two in another order? It knows. */
+        /* Asks the peer, which knows it, whether it called something else in the sub-group that
+         * this rank waits in, or started the two in another order. */
         report.op = (gr_op_id){.comm = entry->comm,
                                .number = entry->number,
                                .partner = -1,

@@ -427,7 +427,7 @@ bool gr_coll_is_plain(const gr_call *call, int size)
 }
 
 /* ---- Several at once ------------------------------------------------------------------------- */
-/* Does `b` read or write what `a` writes? */
+/* Returns true if `b` reads or writes what `a` writes. */
 static bool disturbs(const gr_call_memory *a, const gr_call_memory *b)
 {
     for (int i = 0; i <= a->partial_count; i++) {

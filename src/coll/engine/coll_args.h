@@ -46,15 +46,15 @@ typedef struct gr_coll_args {
 gr_status gr_coll_args_init(gr_coll_args *args, const gr_call *call, int rank, int size,
                             gr_diag *diag) GR_MUST_CHECK;
 
-/* Is it one that gr_coll_args_init accepts, of at least an element, if its kind and its buffers are
- * fine, and that has none of what is seldom asked for? */
+/* Returns true if gr_coll_args_init accepts the call once its kind and its buffers are valid, and
+ * if the call has at least an element and uses none of the rare options. */
 bool gr_coll_is_plain(const gr_call *call, int size);
 
 /* Calls of one group must not write what another of them reads or writes. */
 gr_status gr_coll_args_apart(const gr_coll_args *all_args, int count, int rank, int size,
                              gr_diag *diag) GR_MUST_CHECK;
 
-/* Does one of them write what the other one uses? */
+/* Returns true if one of them writes what the other one uses. */
 bool gr_call_memory_meets(const gr_call_memory *a, const gr_call_memory *b);
 /* The ranges of memory: `writes`, partial_count partials, `reads`. */
 gr_range gr_call_memory_range(const gr_call_memory *memory, int index);

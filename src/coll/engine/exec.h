@@ -145,11 +145,13 @@ typedef struct gr_op_ops {
     gr_status (*progress)(void *state, bool *moved_out, gr_diag *diag);
     /* The executor has failed; `state` is not used any more. May be NULL. */
     void (*cancel)(void *state);
-    /* Does it still need this rank of the job, which has died, left, or not come yet? May be NULL:
-     * all members of the group are needed, and nobody is known to be late. */
+    /* Returns true if the operation still needs this rank of the job, which has died, left, or not
+     * arrived yet. May be NULL: all members of the group are needed, and nobody is known to be
+     * late. */
     bool (*waits_for)(const void *state, int peer);
-    /* Has all come that it needs, so that the next step ends it and uses no buffer of another rank?
-     * Then it is finished though the communicator fails. May be NULL: it never has. */
+    /* Returns true if all that the operation needs has arrived, so that the next step ends it and
+     * uses no buffer of another rank. It then finishes though the communicator fails. May be NULL:
+     * never. */
     bool (*is_complete)(const void *state);
 } gr_op_ops;
 
@@ -307,8 +309,8 @@ typedef struct gr_exec_done {
 bool gr_exec_take_done(gr_exec *exec, gr_exec_done *done_out);
 bool gr_exec_done_pending(const gr_exec *exec);
 
-/* Does an unfinished operation write what is in `memory`, or use what is written there? what_out:
- * which. */
+/* Returns true if an unfinished operation writes what is in `memory`, or uses what is written
+ * there. what_out: which operation. */
 bool gr_exec_uses(const gr_exec *exec, const gr_call_memory *memory, char *what_out,
                   size_t what_bytes);
 

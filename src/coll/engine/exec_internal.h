@@ -376,7 +376,7 @@ void gr_exec_drain(gr_exec *exec); /* local steps and the messages they made rea
 void gr_exec_flush(gr_exec *exec);
 void gr_exec_reap(gr_exec *exec, gr_exec_link *link);
 void gr_exec_take(gr_exec *exec, gr_exec_link *link);
-/* Must something still pass over this link? */
+/* Returns true if something must still pass over this link. */
 bool gr_exec_needs(gr_exec *exec, const gr_exec_link *link);
 /* Copies what is viewed and gives the views back. A plan cannot deadlock as long as what was taken
  * is taken; a view is taken only in part, since its sender waits for it. */

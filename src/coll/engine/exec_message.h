@@ -90,9 +90,9 @@ static inline gr_frame gr_op_message_frame(const gr_op *op, uint32_t kind, size_
 }
 
 /* ---- exec_message_move.c --------------------------------------------------------------------- */
-/* May so many bytes be sent that nobody has asked for? */
+/* Returns true if so many bytes may be sent that the receiver has not asked for. */
 bool gr_exec_goes_unasked(const gr_exec *exec, const gr_exec_mailbox *mail, size_t size_bytes);
-/* Has so much been taken that the sender is to be told? */
+/* Returns true if so much was taken that the sender must be notified. */
 bool gr_exec_owes_credit(const gr_exec *exec, const gr_exec_mailbox *mail);
 
 /* ---- exec_message.c -------------------------------------------------------------------------- */

@@ -92,7 +92,7 @@ static bool is_done(const gr_op *op, uint32_t at, uint32_t segment, bool whole)
     return done == segments || (!whole && !gr_step_is_whole(step->kind) && done > segment);
 }
 
-/* Is the scratch free that the slice before this one used? */
+/* Returns true if the scratch is free that the slice before this one used. */
 static bool slice_is_free(const gr_op *op, const gr_schedule_step *step, uint32_t segment)
 {
     const uint32_t *again = &op->schedule->after[step->again_first];
@@ -323,7 +323,7 @@ static bool next_message(const gr_op *op, const gr_exec_link *link, gr_exec_curs
     return true;
 }
 
-/* Are there messages from the cursor on that need the link? Empty ones do not. */
+/* Returns true if a message from the cursor on needs the link. Empty ones do not. */
 static bool needs_link(gr_exec *exec, const gr_exec_link *link, gr_exec_cursor from, bool sending)
 {
     while (from.seq != exec->next_seq) {

@@ -21,7 +21,7 @@ gr_binary_group gr_binary_group_before(int world_size,
 gr_binary_group gr_binary_group_behind(int world_size,
                                        gr_binary_group group); /* the next smaller one */
 
-/* Is the sum of each subtree of the ranks that of one subtree of the shards? */
+/* Returns true if the sum of each subtree of the ranks is that of one subtree of the shards. */
 bool gr_binary_groups_fit(const gr_plan_shape *shape);
 
 #endif

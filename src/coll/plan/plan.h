@@ -177,7 +177,8 @@ gr_tree_range gr_tree_right(gr_tree_range node);
 /* The largest whole subtrees of the tree over `shards` inside [first, first + count), left to
  * right; returns how many (at most GR_SHARD_PARTIALS_MAX). */
 int gr_tree_cover(int shards, int first, int count, gr_tree_range *ranges_out);
-/* Are these two adjacent nodes the children of one node of the tree over `shards`? */
+/* Returns true if these two adjacent nodes are the children of one node of the tree over
+ * `shards`. */
 bool gr_tree_siblings(int shards, gr_tree_range left, gr_tree_range right);
 
 #endif

@@ -75,7 +75,7 @@ gr_prediction gr_cost_predict(gr_cost *walk, const gr_cost_model *model, gr_dtyp
 /* The largest block of a buffer of this size. */
 size_t gr_cost_block_bytes(const gr_cost *walk, size_t size_bytes);
 int gr_cost_hosts(const gr_cost *walk);
-/* Does a rank keep anything in scratch? */
+/* Returns true if a rank keeps anything in scratch. */
 bool gr_cost_uses_scratch(const gr_cost *walk);
 
 #endif

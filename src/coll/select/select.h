@@ -101,7 +101,7 @@ const gr_select_rule *gr_select_rule_find(const gr_select_rules *rules, gr_coll 
 int gr_select_size_class(size_t size_bytes);
 size_t gr_select_class_bytes(int size_class); /* the largest size of it */
 
-/* May this algorithm be chosen for this shape? */
+/* Returns true if this algorithm may be chosen for this shape. */
 bool gr_select_permits(const gr_algorithm *algorithm, const gr_plan_shape *shape, bool any_order);
 /* The length of segments where nothing else is given. `host_byte_us`: of a byte between hosts. */
 size_t gr_select_segment_default(bool several_hosts, double host_byte_us);

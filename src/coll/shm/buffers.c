@@ -23,8 +23,8 @@ static shm_buffer buffer_of(const gr_shm_coll_op *op, const void *base, bool res
                         .size_bytes = (end - first) * op->element_bytes};
 }
 
-/* Is it in the heap, or registered? Then *posted_out is what the others read: the offset of the
- * base, plus one. */
+/* Returns true if the buffer is in the heap, or registered. *posted_out is then what the others
+ * read: the offset of the base, plus one. */
 static bool is_in_heap(const gr_shm_coll *shm, shm_buffer b, uint64_t *posted_out)
 {
     const shm_peer *own = &shm->peers[shm->rank];

@@ -32,7 +32,7 @@ void gr_shm_coll_wake_all(const gr_shm_coll *shm)
     }
 }
 
-/* Must this rank come before the operation goes on here? */
+/* Returns true if the operation waits here for `peer` to arrive. */
 static bool awaits(const gr_shm_coll_op *op, int peer)
 {
     return op->waits == SHM_COLL_FOR_ALL || (op->waits == SHM_COLL_FOR_ROOT && peer == op->root);
@@ -94,8 +94,8 @@ static bool all_posted(const gr_shm_coll_op *op, int *arrived_io)
     return *arrived_io == shm->size;
 }
 
-/* Must this rank do its share before the operation goes on here? Of ranks that pack, those that had
- * not done so when they came. */
+/* Returns true if the operation waits here for `peer` to do its share. Of ranks that pack, it waits
+ * for those that had not packed when they arrived. */
 static bool awaits_done(const gr_shm_coll_op *op, int peer)
 {
     return peer != op->shm->rank &&
@@ -120,7 +120,7 @@ static bool claims_done(const gr_shm_coll_op *op)
     return (uint32_t)(done >> 32) == op->seq + 1 && (uint32_t)done >= op->shares;
 }
 
-/* Have all stored what it waits for? */
+/* Returns true if all have stored what the operation waits for. */
 static bool all_came(const gr_shm_coll_op *op, int *arrived_io)
 {
     return op->state == SHM_COLL_POSTED ? all_posted(op, arrived_io) : all_did(op, arrived_io);
@@ -186,7 +186,7 @@ static bool met(gr_shm_coll_op *op)
     return all;
 }
 
-/* Is one that was started before it to be posted first? */
+/* Returns true if an operation that was started earlier must be posted first. */
 static bool is_behind_queued(const gr_shm_coll_op *op)
 {
     const gr_shm_coll_op *at = op->shm->head;
@@ -227,8 +227,8 @@ static void learn_room(gr_shm_coll *shm, const gr_shm_coll_op *op, uint32_t most
     }
 }
 
-/* Has `peer` called the same? Its word is of this operation, or of one before, until we publish
- * that we have finished it. */
+/* Whether `peer` has called the same. Its word is of this operation, or of an earlier one, until
+ * this rank publishes that it has finished it. */
 typedef enum shm_called { SHM_COLL_NOT_YET, SHM_COLL_ALIKE, SHM_COLL_DIFFERENT } shm_called;
 
 static shm_call *call_of(const gr_shm_coll *shm, uint32_t seq, int peer)
@@ -617,7 +617,7 @@ static bool can_move(const gr_shm_coll_op *op)
     }
 }
 
-/* Do all whose contributions it takes have them in their slots? */
+/* Returns true if all ranks whose contributions the operation takes have them in their slots. */
 static bool is_all_eager(const gr_shm_coll_op *op)
 {
     bool eager = op->waits != SHM_COLL_FOR_ALL || (op->kinds & SHM_COLL_EAGER) != 0;
@@ -763,7 +763,7 @@ gr_status gr_shm_coll_move(gr_shm_coll_op *op)
     return status;
 }
 
-/* Does a look for a moment promise that it ends? */
+/* Returns true if a short spin is likely to see the operation end. */
 static bool may_end_soon(const gr_shm_coll_op *op)
 {
     return op->always_packed ||
@@ -843,7 +843,8 @@ static bool poll_ready(const gr_shm_coll_op *op, int times)
     return false;
 }
 
-/* Was one of those that we wait for on this core when it posted last? It is not running then. */
+/* Returns true if one of the awaited ranks was on this core when it last posted: it is not running
+ * then. */
 static bool holds_up(const gr_shm_coll_op *op)
 {
     const gr_shm_coll *shm = op->shm;

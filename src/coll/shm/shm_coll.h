@@ -104,18 +104,20 @@ gr_status gr_shm_coll_move(gr_shm_coll_op *op) GR_MUST_CHECK;
  * when they come. */
 bool gr_shm_coll_mismatch(gr_shm_coll *shm, uint32_t *number_out, uint64_t *fingerprint_out,
                           int *peer_out);
-/* Has it moved since the last call? */
+/* Returns true if the operation has advanced since the last call. */
 bool gr_shm_coll_moved(gr_shm_coll_op *op);
 /* Ranks before this one have come. */
 int gr_shm_coll_arrived(const gr_shm_coll_op *op);
-/* Would a move do anything? Whoever waits for what was stored here last is woken. */
+/* Returns true if gr_shm_coll_move would do anything. Wakes the ranks that wait for what was last
+ * stored here. */
 bool gr_shm_coll_ready(gr_shm_coll_op *op);
 /* The same for who has nothing else to do: looks for a moment, in which others have the core if
  * there are too few. False: sleep instead. */
 bool gr_shm_coll_spin(gr_shm_coll_op *op);
-/* Must this rank still do something for it? */
+/* Returns true if `peer` must still do something for the operation. */
 bool gr_shm_coll_needs(const gr_shm_coll_op *op, int peer);
-/* Does the next move end it, with no look at what other ranks have outside of their slots? */
+/* Returns true if the next move ends the operation without a look at what other ranks have outside
+ * of their slots. */
 bool gr_shm_coll_is_complete(const gr_shm_coll_op *op);
 /* The first rank that must; -1: none. */
 int gr_shm_coll_late(const gr_shm_coll_op *op);

@@ -228,12 +228,12 @@ gr_status gr_shm_coll_do(gr_shm_coll_op *op, size_t begin, size_t end);
 void gr_shm_coll_do_small(gr_shm_coll_op *op);
 
 /* kernel_copy.c */
-/* Can only the kernel reach the buffers of this rank? */
+/* Returns true if only the kernel can reach the buffers of `peer`. */
 bool gr_shm_coll_is_far(const gr_shm_coll_op *op, int peer);
 /* SHM_COLL_CMA bytes. */
 uint8_t *gr_shm_coll_room(const gr_shm_coll_op *op);
 bool gr_shm_coll_cma_can(const gr_shm_coll *shm);
-/* Can the kernel copy this memory of ours for others? */
+/* Returns true if the kernel can copy this memory of ours for others. */
 bool gr_shm_coll_cma_usable(gr_shm_coll *shm, const void *mem, size_t size_bytes, bool written);
 /* Copies from `src` of rank `from` to `dst` of rank `to`, each of which may be this one. As
  * gr_shm_coll_cma_add. */

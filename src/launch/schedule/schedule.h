@@ -296,9 +296,9 @@ int gr_scheduler_count_busy_of(const gr_scheduler *schedule, int host);
 int gr_scheduler_room(const gr_scheduler *schedule);
 /* So many workers can be asked for. */
 int gr_scheduler_most(const gr_scheduler *schedule);
-/* Is a worker of the start missing? `ended`: for good. */
+/* Returns true if a worker of the start is missing. `ended`: for good. */
 bool gr_scheduler_is_absent(const gr_scheduler *schedule, int slot, bool ended);
-/* May hosts come? */
+/* Returns true if hosts may join. */
 bool gr_scheduler_is_open(const gr_scheduler *schedule);
 
 #endif

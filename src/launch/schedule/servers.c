@@ -45,9 +45,9 @@ void gr_scheduler_server_ready(gr_scheduler *schedule, int slot)
     }
 }
 
-/* Can those that are left agree that server `number` is dead? On its host they know it; on others
- * they have to be a quorum of those that lived: more than half, or half with the lowest number
- * (ps/server/membership_view.h). */
+/* Returns true if the remaining servers can agree that server `number` is dead. On its host they
+ * know it; on others they must be a quorum of those that lived: more than half, or half with the
+ * lowest number (ps/server/membership_view.h). */
 static bool can_agree(const gr_scheduler *schedule, int number)
 {
     int left = 0, lowest = number;

@@ -235,7 +235,7 @@ static void end_unused_agents(gr_scheduler *schedule)
     }
 }
 
-/* Does nobody run any more but those that only help? */
+/* Returns true if only processes that help the others still run. */
 static bool only_helpers_run(const gr_scheduler *schedule)
 {
     int others = schedule->config.workers - schedule->config.helpers;

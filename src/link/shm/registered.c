@@ -49,7 +49,7 @@ static bool next_mapping(FILE *maps, mapping *out)
     return true;
 }
 
-/* Is all of it memory that this process alone reads and writes? */
+/* Checks that this process alone reads and writes all of the memory. */
 static gr_status check_private(const uint8_t *at, size_t size_bytes, gr_diag *diag)
 {
     FILE *maps = fopen("/proc/self/maps", "re");

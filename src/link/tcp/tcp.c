@@ -167,7 +167,7 @@ static bool polls(gr_mesh *base)
     return base->other == NULL && direct_peers(base) < 0;
 }
 
-/* Did something come for the caller? */
+/* Returns true if something arrived for the caller. */
 static bool read_expected(gr_mesh *base)
 {
     bool found = false;

@@ -333,7 +333,7 @@ static void bury_pods(local_cluster *c)
 }
 
 /* ---- The end of jobs ------------------------------------------------------------------------- */
-/* Is there nothing left to wait for? */
+/* Returns true if nothing is left to wait for. */
 static bool is_over(local_cluster *c)
 {
     const char *uid;
@@ -393,7 +393,7 @@ static bool is_finishing(const local_cluster *c)
     return false;
 }
 
-/* Does it go on until another one has ended? */
+/* Returns true if the pod must go on until another one has ended. */
 static bool is_needed_by_another(const local_cluster *c, const gr_local_pod *pod)
 {
     for (size_t i = 0; i < c->pod_count; i++) {

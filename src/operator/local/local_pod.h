@@ -44,8 +44,8 @@ void gr_local_pod_end(gr_local_pod *pod, int64_t grace_s);
 void gr_local_pod_refresh(gr_local_pod *pod);
 /* There is room again in our stdout and stderr. */
 void gr_local_pod_go_on(gr_local_pod *pod);
-/* Is `other` to end before it? So are workers before the parameter servers of their GradusJob,
- * whose values they save. */
+/* Returns true if `other` must end before `pod`: workers end before the parameter servers of their
+ * GradusJob, whose values they save. */
 bool gr_local_pod_outlives(const gr_local_pod *pod, const gr_local_pod *other);
 const char *gr_local_pod_uid(const gr_local_pod *pod);
 int64_t gr_local_pod_grace_s(const gr_local_pod *pod);

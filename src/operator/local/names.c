@@ -101,7 +101,8 @@ static void print_address(int net, int host, char address_out[GR_ADDRESS_OF_POD_
              net % NETS, host);
 }
 
-/* Does another run have the net? *fd_out: by which it is ours now, -1: no socket can be had. */
+/* Returns true if another run has the net. *fd_out: the descriptor by which it is ours now, -1: no
+ * socket can be had. */
 static bool is_taken(int net, int *fd_out)
 {
     char address[GR_ADDRESS_OF_POD_BYTES];

@@ -34,7 +34,7 @@ static gr_status make_folder(const pod_files *f, const char *path)
     return error == 0 ? GR_OK : gr_fail_errno(f->diag, "create", path, error);
 }
 
-/* Is it a path that does not lead out of where it begins? */
+/* Returns true if the path does not lead out of where it begins. */
 static bool is_inside(const char *path)
 {
     const char *at = path;

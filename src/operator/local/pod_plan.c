@@ -126,7 +126,7 @@ static bool is_inherited(const char *entry)
     return true;
 }
 
-/* Does a word of the container say by which interfaces Open MPI speaks? */
+/* Returns true if a word of the container names the interfaces of Open MPI. */
 static bool names_interfaces(const json_t *container)
 {
     static const char *const parts[] = {"command", "args"};

@@ -183,7 +183,7 @@ static void end_container(pod_process *p, pod_container *c, int code)
     tell(p, GR_POD_AGAIN, c, pause_s, "");
 }
 
-/* Has the name an address, by the pods' own /etc/hosts? */
+/* Returns true if the pods' own /etc/hosts has an address of the name. */
 static bool is_known(const pod_process *p, const char *name)
 {
     FILE *file = fopen(p->start->room->hosts, "re");
@@ -203,7 +203,7 @@ static bool is_known(const pod_process *p, const char *name)
     return found;
 }
 
-/* Has a container of init failed for good? */
+/* Returns true if an init container has failed for good. */
 static bool has_failed_init(const pod_process *p)
 {
     bool failed = false;
@@ -267,7 +267,7 @@ static void reap(pod_process *p)
     }
 }
 
-/* Have those that count ended for good? */
+/* Returns true if the containers that count have ended for good. */
 static bool is_over(const pod_process *p)
 {
     bool all = true, starts_none = p->is_ending || has_failed_init(p);

@@ -200,7 +200,7 @@ static bool is_below(const char *path, const char *folder)
     return strncmp(path, folder, length) == 0 && (path[length] == '/' || path[length] == '\0');
 }
 
-/* May folders be made there without the host's seeing them? */
+/* Returns true if folders can be made there that the host does not see. */
 static bool is_own(const room_maker *m, const char *path)
 {
     struct stat info;

@@ -25,7 +25,7 @@ gr_status gr_asker_create(gr_asker_done *done, void *arg, gr_asker **asker_out,
 /* Questions that are on their way are done, with nothing. NULL: nothing. */
 void gr_asker_destroy(gr_asker *asker);
 
-/* Is there room for one more? */
+/* Returns true if there is room for one more question. */
 bool gr_asker_is_free(gr_asker *asker);
 /* There is room. `done` may be called from here, where nobody can be asked. */
 void gr_asker_ask(gr_asker *asker, const gr_question *question);

@@ -81,7 +81,7 @@ struct gr_serve {
 /* ---- serve.c ---- */
 /* Waits until `until_us` at most, and does what there is to do but for the controller. */
 void gr_serve_pump(gr_serve *serve, int64_t until_us);
-/* Is there anything left to do but to end? */
+/* Returns true if nothing is left to do but to end. */
 bool gr_serve_is_over(const gr_serve *serve);
 /* It is to end at once; the first one counts. NULL: no memory. */
 void gr_serve_fail(gr_serve *serve, gr_status status, const gr_diag *diag);

@@ -14,7 +14,7 @@
 enum { ASK_AGAIN_US = 250000, ASK_AGAIN_MAX_US = 5000000 };
 
 /* ---- Probes ---------------------------------------------------------------------------------- */
-/* Is there anything to list? The first object or the end of the list tells. */
+/* Finds out whether there is anything to list. The first object or the end of the list tells. */
 typedef struct resource_probe {
     gr_serve *serve;
     const gr_operator_kind *kind; /* NULL: it is no resource of jobs */

@@ -536,7 +536,7 @@ static uint64_t mark_of(const gr_ps_op *op, uint32_t block)
     return (uint64_t)op->ticket << 32 | block;
 }
 
-/* Does each block that goes by a message bring values back? */
+/* Returns true if each block that goes by a message brings values back. */
 static bool is_answered(const gr_ps_op *op, int server)
 {
     return op->kind == GR_PS_PUSH && op->values != NULL && !op->ps->endpoints[server].shares;

@@ -37,8 +37,8 @@ typedef struct gr_ps_pace {
     int64_t least_us; /* there and back; 0: not known */
 } gr_ps_pace;
 
-/* May a block of a tensor with such blocks go now? If not: when something has come, or at
- * gr_ps_pace_next_us at the latest. */
+/* Returns true if a block of a tensor with such blocks may go now. If not, ask again when something
+ * has arrived, or at gr_ps_pace_next_us at the latest. */
 bool gr_ps_pace_allows(gr_ps_pace *pace, uint64_t block_bytes, int64_t now_us);
 int64_t gr_ps_pace_next_us(const gr_ps_pace *pace);
 /* A block goes, its values have come. `block`: any number that nothing else on the way has. */

@@ -157,13 +157,13 @@ static bool is_narrow(const gr_ps_task *task)
     return task->kind == GR_PS_PUSH && task->held->tensor->spec.gradient_type != GR_F32;
 }
 
-/* Does it come as numbers and values? */
+/* Returns true if the push is sparse: numbers and values. */
 static bool is_sparse(const gr_ps_task *task, const gr_frame *frame)
 {
     return task->kind == GR_PS_PUSH && !is_narrow(task) && frame->fingerprint == 1;
 }
 
-/* Can it be that BLOCK of the task? */
+/* Returns true if the frame can be that BLOCK of the task. */
 static bool fits(const gr_ps_session *session, const gr_ps_task *task, const gr_frame *frame)
 {
     const gr_ps_share *held = task->held;
@@ -263,7 +263,7 @@ static gr_status take_block(gr_ps_session *session, const gr_frame *frame, gr_di
 
 /* ---- Requests -------------------------------------------------------------------------------- */
 
-/* Does the tensor lie there in the client's memory? */
+/* Returns true if the tensor lies there in the client's memory. */
 static bool in_heap(const gr_ps_session *session, const gr_ps_share *held, uint64_t at)
 {
     uint64_t size = held->tensor->cut.elements * sizeof(float), heap = session->shared.heap_bytes;

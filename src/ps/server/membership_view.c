@@ -79,7 +79,8 @@ bool gr_ps_view_equal(const gr_ps_view *a, const gr_ps_view *b)
            a->incarnation == b->incarnation;
 }
 
-/* Does it agree to the next table? Where some are lost nobody is added. */
+/* Returns true if the other server agrees to the next table. Where servers are lost, none is
+ * added. */
 static bool agrees(const gr_ps_view *said, const gr_ps_view *own)
 {
     return own->lost != 0 ? same_table(said, own) && said->lost == own->lost

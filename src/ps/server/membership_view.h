@@ -74,7 +74,7 @@ typedef enum gr_ps_taken {
 /* A table that others have agreed on. */
 gr_ps_taken gr_ps_membership_take(gr_ps_membership *membership, const gr_ps_table *table);
 
-/* Does the peer that said this lack this server's table? */
+/* Returns true if the peer that sent this view lacks this server's table. */
 bool gr_ps_membership_lacks(const gr_ps_membership *membership, const gr_ps_view *said);
 /* Nobody is given up, and all others have said that they have the same table. */
 bool gr_ps_membership_settled(gr_ps_membership *membership);

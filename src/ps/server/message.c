@@ -44,7 +44,7 @@ gr_status gr_ps_get_beat(const uint8_t *in, size_t size_bytes, gr_ps_beat *beat_
     return GR_OK;
 }
 
-/* Can there be so many elements, or rows of so many columns? */
+/* Returns true if so many elements, or rows of so many columns, are possible. */
 static bool is_count(uint32_t count, uint32_t columns)
 {
     return columns == 0 ? count >= 1 && count <= GR_PS_BLOCK_MAX

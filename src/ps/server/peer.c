@@ -163,8 +163,8 @@ static void identify(gr_ps_server *server, gr_ps_peer *peer, uint64_t incarnatio
     end_probe(peer);
 }
 
-/* Did it hear this server shortly before its link ended? Else it may have given this server up, and
- * have gone on without it before it died. */
+/* Returns true if the peer received something from this server shortly before its link ended.
+ * Otherwise the peer may have given this server up, and have gone on without it before it died. */
 static bool is_fresh(const gr_ps_server *server, const gr_ps_peer *peer)
 {
     return peer->contact.echo_us > 0 &&
@@ -295,7 +295,7 @@ static bool send_place(gr_link *link, int number, uint64_t incarnation, const ch
     return gr_link_send(link, &frame, addresses, &ticket) == GR_OK;
 }
 
-/* Does it live, and came later? Then the others have agreed to it. */
+/* Returns true if the server lives and came later: the others have agreed to it then. */
 static bool came_later(const gr_ps_server *server, int number)
 {
     return server->table.alive[number] && server->table.incarnation[number] != 0;
@@ -419,7 +419,7 @@ static void take_run(gr_ps_server *server, const gr_ps_hello *hello)
     }
 }
 
-/* Is the process that has come a server, or may it become one? */
+/* Checks that the process that has connected is a server, or may become one. */
 static gr_status judge_hello(gr_ps_server *server, const gr_ps_peer *peer, const gr_ps_hello *hello,
                              uint64_t incarnation, gr_diag *diag)
 {

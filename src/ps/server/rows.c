@@ -94,7 +94,7 @@ static void push_blocks(gr_ps_session *session, gr_ps_task *task, const gr_ps_ro
     }
 }
 
-/* Is it this client that restores the table? */
+/* Returns true if this client is the one that restores the table. */
 static bool may_restore(gr_ps_server *server, gr_ps_share *held, int client, bool begins)
 {
     if (held->restorer >= 0 && server->sessions[held->restorer] == NULL) {

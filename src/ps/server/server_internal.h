@@ -203,7 +203,8 @@ static inline bool gr_ps_leads(const gr_ps_server *server, const gr_ps_share *he
     return server->table.primary[gr_ps_slot(held->tensor->key, block)] == server->number;
 }
 
-/* Has it no worker's number? Then it changes nothing, and nobody waits for it. */
+/* Returns true if the client has no worker's number: it changes nothing, and nobody waits for
+ * it. */
 static inline bool gr_ps_reads(const gr_ps_session *session)
 {
     return session->peer >= GR_PS_READERS_AT;
@@ -268,7 +269,7 @@ float *gr_ps_values_place(const gr_ps_session *session, const gr_ps_task *task, 
 void gr_ps_pending_add(gr_ps_session *session, uint32_t slot, uint32_t block, uint64_t version);
 bool gr_ps_pending_reserve(gr_ps_session *session, uint32_t count);
 void gr_ps_task_fail(gr_ps_task *task, gr_status status, const char *sentence);
-/* Is it over? Then its DONE is to be sent. */
+/* Sends the task's DONE if the task is over. */
 void gr_ps_task_settle(gr_ps_session *session, gr_ps_task *task);
 /* What it ends with, in place of DONE. */
 void gr_ps_task_reply(gr_ps_session *session, gr_ps_task *task, gr_ps_kind kind,

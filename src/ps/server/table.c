@@ -82,7 +82,7 @@ void gr_ps_table_await(const gr_ps_server *server, gr_ps_share *held)
     }
 }
 
-/* Is a slot's primary, or replica, the same process? */
+/* Returns true if a slot's primary, or replica, is the same process. */
 static bool stays(const gr_ps_table *before, int was, const gr_ps_table *after, int is)
 {
     return was == is && gr_ps_table_keeps(before, after, is);

@@ -192,7 +192,7 @@ gr_status gr_ps_values_begin(gr_ps_store *store, gr_ps_held *held, gr_ps_block *
 gr_status gr_ps_table_begin(gr_ps_store *store, gr_ps_held *held, gr_ps_block *block,
                             gr_diag *diag) GR_MUST_CHECK;
 void gr_ps_table_end(gr_ps_store *store, gr_ps_block *block);
-/* Do the data fit? GR_E_INVALID with store->diag. */
+/* Checks that the data fit. GR_E_INVALID with store->diag. */
 gr_status gr_ps_table_check_push(gr_ps_store *store, const gr_ps_held *held, int client,
                                  const gr_ps_data *data, uint64_t count) GR_MUST_CHECK;
 /* What a step adds to the rows of a table. */

@@ -393,7 +393,7 @@ gr_status gr_checkpoint_retain(gr_checkpoint_folder *folder, uint64_t written, g
 
 /* ---- Writing --------------------------------------------------------------------------------- */
 
-/* Is the folder there, on the disk of before? */
+/* Checks that the folder is there, on the disk of before. */
 static gr_status look_at_disk(const gr_checkpoint_folder *folder, struct stat *info, gr_diag *diag)
 {
     if (stat(folder->path, info) != 0) {

@@ -39,7 +39,7 @@ gr_status gr_checkpoint_may_start(const gr_job *job, bool resume, gr_diag *diag)
  * returned unchecked where the job file does not say any: open the job again with these. */
 gr_status gr_checkpoint_find(const gr_job *job, const gr_log *log, gr_checkpoint **checkpoint_out,
                              gr_diag *diag) GR_MUST_CHECK;
-/* Can `job` go on from it? */
+/* Checks that `job` can go on from the checkpoint. */
 gr_status gr_checkpoint_fits(const gr_job *job, const gr_checkpoint *checkpoint,
                              gr_diag *diag) GR_MUST_CHECK;
 

@@ -74,9 +74,9 @@ const gr_node *gr_checkpoint_inference_of(const gr_checkpoint *checkpoint);
 const char *gr_checkpoint_path_of(const gr_checkpoint *checkpoint);
 uint64_t gr_checkpoint_bytes(const gr_checkpoint *checkpoint); /* of all files, manifest included */
 
-/* Are all bytes of all files as they were written? */
+/* Checks that all bytes of all files are as they were written. */
 gr_status gr_checkpoint_check(const gr_checkpoint *checkpoint, gr_diag *diag) GR_MUST_CHECK;
-/* Is there a file of this name in it? */
+/* Returns true if the checkpoint has a file of this name. */
 bool gr_checkpoint_has(const gr_checkpoint *checkpoint, const char *name);
 /* One file, checked, parsed. */
 gr_status gr_checkpoint_read(const gr_checkpoint *checkpoint, const char *name,

@@ -49,8 +49,8 @@ static int write_record(int fd, const gr_checkpoint_writer *writer)
     return written == length ? 0 : written < 0 ? errno : ENOSPC;
 }
 
-/* Is the file that `fd` holds the one at `path`? Its folder may have been removed or replaced, its
- * disk may be gone, or another writer has put a file of its own there. */
+/* Returns true if `fd` holds the file at `path`. Its folder may have been removed or replaced, its
+ * disk may be gone, or another writer may have put a file of its own there. */
 static bool is_at(int fd, const char *path)
 {
     struct stat held, seen;

@@ -23,7 +23,7 @@ gr_status gr_saver_create(const gr_job *job, const gr_checkpoint_tensors *source
 /* Finishes what is being written. */
 void gr_saver_destroy(gr_saver *saver);
 
-/* Is the last one still being written? */
+/* Returns true if the last checkpoint is still being written. */
 bool gr_saver_busy(gr_saver *saver);
 /* Begins the next one; must not be busy. With `copy` the source may change after gr_saver_settle,
  * else after gr_saver_wait, as `residuals` (of all shards; NULL) may in both cases. No heap in the

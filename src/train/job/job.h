@@ -195,13 +195,14 @@ gr_status gr_job_document(const gr_job *job, char **text_out, gr_diag *diag) GR_
  * those of three generations in a row differ. */
 enum { GR_JOB_PS_WORKERS_MAX = 64 };
 
-/* Does each worker do steps of its own, without waiting for those of the others? */
+/* Returns true if each worker does steps of its own, without waiting for those of the others. */
 bool gr_job_is_asynchronous(const gr_job *job);
 
-/* Does it write checkpoints before anybody asks it to end? */
+/* Returns true if the job writes checkpoints before it is asked to end. */
 bool gr_job_writes_checkpoints(const gr_job *job);
 
-/* Are there the parameter servers that the strategy needs? GR_E_INVALID: not. */
+/* Checks that the parameter servers that the strategy needs are there. GR_E_INVALID: they are
+ * not. */
 gr_status gr_job_check_servers(const gr_job *job, bool there, gr_diag *diag) GR_MUST_CHECK;
 
 /* What a worker computes in a step of the job, measured here with one micro batch and as many

@@ -29,7 +29,8 @@ static inline const gr_node *gr_job_section(const gr_job *job, const gr_job_part
     return *(const gr_node *const *)(const void *)((const char *)job + part->section);
 }
 
-/* Is there such a part? Those of strategies and of what is not always wanted may be missing. */
+/* Returns true if the job has this part. Parts of strategies and of rare features may be
+ * missing. */
 bool gr_job_has_part(const gr_job *job, const gr_config_table *table);
 
 /* An empty job; NULL: no memory. */
@@ -43,7 +44,7 @@ const char *gr_job_consistency_name(int index);
 
 /* Which settings belong to the strategy; before the workers. */
 gr_status gr_job_resolve_strategy(gr_job *job, gr_diag *diag) GR_MUST_CHECK;
-/* Can the strategy have so many workers? */
+/* Checks that the strategy can have so many workers. */
 gr_status gr_job_check_workers(gr_job *job, gr_diag *diag) GR_MUST_CHECK;
 
 /* Names and folders for output and checkpoints: can the folders be made and written? Leaves nothing

@@ -53,8 +53,8 @@ gr_status gr_servers_compress(gr_trainer *t, gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_servers_enter(gr_trainer *t, int ops, gr_diag *diag) GR_MUST_CHECK;
 void gr_servers_leave(gr_trainer *t);
 
-/* Do servers only add the gradients, and workers run the optimizer on the sums? Where the norm of
- * the whole gradient must be known first. */
+/* Returns true if servers only add the gradients, and workers run the optimizer on the sums: where
+ * the norm of the whole gradient must be known first. */
 bool gr_servers_only_add(const gr_job *job);
 
 /* How many updates of a tensor make a step: one, or with an asynchronous strategy as many as it has

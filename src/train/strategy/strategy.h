@@ -119,7 +119,7 @@ float *gr_trainer_left_out(gr_trainer *t, int shard, int part, size_t *count_out
 /* vectors[0] holds the header and the statistics summed over all shards: running statistics, the
  * numbers of the step and what ranks have said are taken from there. */
 void gr_trainer_take_header(gr_trainer *t, gr_meter *now);
-/* Do the shards that ask for an early end suffice? Each has added one to the header. */
+/* Returns true if enough shards ask for an early end. Each has added one to the header. */
 bool gr_trainer_stops(const gr_trainer *t, const float *sum);
 
 #endif
