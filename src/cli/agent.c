@@ -106,7 +106,7 @@ static gr_status serve_once(const gr_accepted *accepted, bool *needed_out, gr_di
     return status;
 }
 
-static int tell_dial(const char *at, gr_status status, const gr_diag *why)
+static int report_dial(const char *at, gr_status status, const gr_diag *why)
 {
     gr_diag diag = {0};
     (void)(status == GR_E_AUTH
@@ -139,7 +139,7 @@ static int offer(const agent_options *options, const uint8_t *token)
             break; /* the launcher has ended */
         }
         if (status != GR_OK) {
-            return tell_dial(options->join, status, &diag);
+            return report_dial(options->join, status, &diag);
         }
         if (serve_once(&accepted, &needed, &diag) != GR_OK) {
             return gr_cli_fail(GR_EXIT_FAILED, &diag);

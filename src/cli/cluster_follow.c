@@ -56,7 +56,7 @@ struct follower {
     int64_t ended_us;
 };
 
-static void say(const char *text)
+static void print_line(const char *text)
 {
     fflush(stdout);
     fprintf(stderr, "gradus: %s\n", text);
@@ -91,10 +91,10 @@ static void end_log(void *arg)
     pod->is_read = true;
 }
 
-static void tell_log(void *arg, const gr_diag *diag)
+static void print_log(void *arg, const gr_diag *diag)
 {
     followed *pod = arg;
-    say(diag->text);
+    print_line(diag->text);
     if (pod->of->options->once) {
         pod->of->has_failed = true;
         pod->is_read = true;
@@ -138,7 +138,7 @@ static followed *add_pod(follower *all, const char *name, const char *uid)
     return pod;
 }
 
-static void tell_pod(const follower *all, followed *pod, const json_t *object)
+static void print_pod(const follower *all, followed *pod, const json_t *object)
 {
     char reason[GR_CLUSTER_ROLE_BYTES], sentence[GR_CLUSTER_SENTENCE_BYTES];
     bool is_told_to_go = gr_object_text(object, "metadata.deletionTimestamp") != NULL;
@@ -147,7 +147,7 @@ static void tell_pod(const follower *all, followed *pod, const json_t *object)
     }
     if (strcmp(reason, pod->reason) != 0) {
         memcpy(pod->reason, reason, sizeof reason);
-        say(sentence);
+        print_line(sentence);
     }
 }
 
@@ -168,7 +168,7 @@ static void start_log(follower *all, followed *pod, const char *container)
                                    .container = container,
                                    .text = take_text,
                                    .ended = end_log,
-                                   .trouble = tell_log,
+                                   .trouble = print_log,
                                    .arg = pod};
     if (gr_kube_log_start(all->cluster->kube, &options, &pod->log, &diag) != GR_OK) {
         all->no_memory = true;
@@ -217,7 +217,7 @@ static followed *take_pod(follower *all, const json_t *object)
         return NULL;
     }
     gr_cluster_role(all->job, object, pod->role, &pod->order);
-    tell_pod(all, pod, object);
+    print_pod(all, pod, object);
     return pod;
 }
 
@@ -230,7 +230,7 @@ static void take_trouble(follower *all, const gr_diag *diag)
         all->fatal = *diag;
     } else if (strcmp(all->trouble, diag->text) != 0) {
         memcpy(all->trouble, diag->text, sizeof all->trouble);
-        say(diag->text);
+        print_line(diag->text);
     }
 }
 
@@ -285,7 +285,7 @@ static void watch_job(void *arg, const gr_kube_watch_event *event)
 }
 
 /* Pods tell the rest themselves. */
-static bool is_told_elsewhere(const char *reason)
+static bool is_printed_elsewhere(const char *reason)
 {
     static const char *const reasons[] = {"FailedScheduling", "Failed", "BackOff", "Unhealthy",
                                           "BackoffLimitExceeded"};
@@ -297,7 +297,7 @@ static bool is_told_elsewhere(const char *reason)
     return false;
 }
 
-static void tell_event(follower *all, const json_t *event)
+static void print_event(follower *all, const json_t *event)
 {
     char sentence[GR_CLUSTER_SENTENCE_BYTES];
     const char *uid = gr_object_text(event, "involvedObject.uid");
@@ -306,7 +306,7 @@ static void tell_event(follower *all, const json_t *event)
     const char *reason = gr_object_text(event, "reason");
     const char *message = gr_object_text(event, "message");
     if (!gr_object_is_text(event, "type", "Warning") || uid == NULL || name == NULL ||
-        kind == NULL || reason == NULL || message == NULL || is_told_elsewhere(reason)) {
+        kind == NULL || reason == NULL || message == NULL || is_printed_elsewhere(reason)) {
         return;
     }
     if (strcmp(uid, gr_cluster_job_uid(all->job)) != 0 && find_pod(all, uid) == NULL) {
@@ -315,7 +315,7 @@ static void tell_event(follower *all, const json_t *event)
     snprintf(sentence, sizeof sentence, "%.40s %.100s: %.60s: %.400s", kind, name, reason, message);
     if (json_object_get(all->told, sentence) == NULL) {
         all->no_memory |= json_object_set_new(all->told, sentence, json_true()) != 0;
-        say(sentence);
+        print_line(sentence);
     }
 }
 
@@ -323,11 +323,11 @@ static void watch_events(void *arg, const gr_kube_watch_event *event)
 {
     follower *all = arg;
     if (event->kind == GR_KUBE_WATCH_TROUBLE && event->diag->status == GR_E_AUTH) {
-        say("events are not shown: the right to \"list\" and \"watch\" events is missing");
+        print_line("events are not shown: the right to \"list\" and \"watch\" events is missing");
         gr_kube_watch_stop(all->event_watch);
         all->event_watch = NULL;
     } else if (event->kind == GR_KUBE_WATCH_ADDED || event->kind == GR_KUBE_WATCH_MODIFIED) {
-        tell_event(all, event->object);
+        print_event(all, event->object);
     }
 }
 
@@ -481,7 +481,7 @@ static void free_follower(follower *all)
 }
 
 /* How it ended: the exit code. */
-static int tell_end(const follower *all)
+static int print_end(const follower *all)
 {
     const char *why, *name = gr_cluster_job_name(all->job);
     if (all->cluster->signal_number != 0 && !all->has_ended) {
@@ -541,7 +541,7 @@ int gr_cluster_follow(gr_cluster_client *cluster, gr_cluster_job *job,
     if (all.error != 0) {
         fprintf(stderr, "gradus: the output cannot be written: %s\n", strerror(all.error));
     } else {
-        code = status == GR_OK ? tell_end(&all) : gr_cli_refuse(status, &diag);
+        code = status == GR_OK ? print_end(&all) : gr_cli_refuse(status, &diag);
     }
     free_follower(&all);
     return code;

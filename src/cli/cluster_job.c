@@ -294,8 +294,9 @@ typedef struct sentence {
     const char *who; /* "worker 2 (pod NAME)" */
 } sentence;
 
-static bool tell(const sentence *to, const char *reason, const char *format, ...) GR_PRINTF(3, 4);
-static bool tell(const sentence *to, const char *reason, const char *format, ...)
+static bool describe(const sentence *to, const char *reason, const char *format, ...)
+    GR_PRINTF(3, 4);
+static bool describe(const sentence *to, const char *reason, const char *format, ...)
 {
     va_list arguments;
     char said[GR_CLUSTER_SENTENCE_BYTES - 160];
@@ -307,41 +308,43 @@ static bool tell(const sentence *to, const char *reason, const char *format, ...
     return true;
 }
 
-static bool tell_waiting(const sentence *to, const json_t *waiting, const char *image)
+static bool describe_waiting(const sentence *to, const json_t *waiting, const char *image)
 {
     const char *reason = or_nothing(gr_object_text(waiting, "reason"));
     const char *message = or_nothing(gr_object_text(waiting, "message"));
     if (strcmp(reason, "ErrImagePull") == 0 || strcmp(reason, "ImagePullBackOff") == 0) {
-        return tell(to, "image", "waits for its image %.100s (%s): %.280s", image, reason, message);
+        return describe(to, "image", "waits for its image %.100s (%s): %.280s", image, reason,
+                        message);
     }
     if (strcmp(reason, "CrashLoopBackOff") == 0) {
         return false; /* its exit code says more */
     }
-    return tell(to, reason, "cannot start: %.60s: %.340s", reason, message);
+    return describe(to, reason, "cannot start: %.60s: %.340s", reason, message);
 }
 
-static bool tell_failed(const sentence *to, const json_t *ended, const char *container,
-                        const char *limit)
+static bool describe_failed(const sentence *to, const json_t *ended, const char *container,
+                            const char *limit)
 {
     const char *reason = or_nothing(gr_object_text(ended, "reason"));
     const char *message = or_nothing(gr_object_text(ended, "message"));
     const char *between = message[0] != '\0' ? ": " : "";
     int code = (int)gr_object_int(ended, "exitCode", 0);
     if (strcmp(reason, "OOMKilled") == 0) {
-        return tell(to, "OOMKilled",
-                    "was killed (OOMKilled): it needs more memory than its limit%s%.40s; --memory "
-                    "sets that",
-                    limit[0] != '\0' ? " of " : "", limit);
+        return describe(
+            to, "OOMKilled",
+            "was killed (OOMKilled): it needs more memory than its limit%s%.40s; --memory "
+            "sets that",
+            limit[0] != '\0' ? " of " : "", limit);
     }
     if (strcmp(reason, "StartError") == 0 || strcmp(reason, "ContainerCannotRun") == 0) {
-        return tell(to, reason, "cannot start: %.360s", message);
+        return describe(to, reason, "cannot start: %.360s", message);
     }
     if (code > 128) {
-        return tell(to, "exit", "was ended by signal %d (exit code %d)%s%.300s", code - 128, code,
-                    between, message);
+        return describe(to, "exit", "was ended by signal %d (exit code %d)%s%.300s", code - 128,
+                        code, between, message);
     }
-    return tell(to, "exit", "failed with exit code %d, container %.63s%s%.300s", code, container,
-                between, message);
+    return describe(to, "exit", "failed with exit code %d, container %.63s%s%.300s", code,
+                    container, between, message);
 }
 
 bool gr_cluster_trouble(const gr_cluster_job *job, const json_t *pod,
@@ -363,16 +366,16 @@ bool gr_cluster_trouble(const gr_cluster_job *job, const json_t *pod,
     const char *phase = or_nothing(gr_object_text(pod, "status.phase"));
     const char *reason = or_nothing(gr_object_text(pod, "status.reason"));
     if (strcmp(phase, "Pending") == 0 && gr_object_is_text(scheduled, "status", "False")) {
-        return tell(&to, "Unschedulable", "finds no node (FailedScheduling): %.360s",
-                    or_nothing(gr_object_text(scheduled, "message")));
+        return describe(&to, "Unschedulable", "finds no node (FailedScheduling): %.360s",
+                        or_nothing(gr_object_text(scheduled, "message")));
     }
     if (strcmp(phase, "Failed") == 0 && reason[0] != '\0') { /* Evicted, say */
-        return tell(&to, reason, "has failed: %.60s: %.340s", reason,
-                    or_nothing(gr_object_text(pod, "status.message")));
+        return describe(&to, reason, "has failed: %.60s: %.340s", reason,
+                        or_nothing(gr_object_text(pod, "status.message")));
     }
     const json_t *waiting = waiting_of(inits, &image);
     waiting = waiting != NULL ? waiting : waiting_of(statuses, &image);
-    if (waiting != NULL && tell_waiting(&to, waiting, image)) {
+    if (waiting != NULL && describe_waiting(&to, waiting, image)) {
         return true;
     }
     const json_t *ended = failed_of(inits, &container);
@@ -382,5 +385,5 @@ bool gr_cluster_trouble(const gr_cluster_job *job, const json_t *pod,
     }
     const json_t *first = json_array_get(gr_object_at(pod, "spec.containers"), 0);
     const char *limit = gr_object_text(first, "resources.limits.memory");
-    return tell_failed(&to, ended, container, or_nothing(limit));
+    return describe_failed(&to, ended, container, or_nothing(limit));
 }

@@ -41,7 +41,7 @@ static const char *text_of(const json_t *object, const char *key)
 }
 
 /* What is only odd. */
-static void tell_warnings(const char *where, const json_t *events)
+static void print_warnings(const char *where, const json_t *events)
 {
     size_t i;
     const json_t *event;
@@ -95,7 +95,7 @@ static gr_status plan_job(const gr_operator_options *options, const json_t *docu
     gr_status status =
         gr_manifest_look(where, json_array_get(document, 1), space, &how, &result, diag);
     if (status == GR_OK) {
-        tell_warnings(where, result.events);
+        print_warnings(where, result.events);
         status = take_creations(where, result.writes, objects, diag);
     }
     gr_operator_result_fini(&result);

@@ -25,8 +25,8 @@ static void count_hosts(const gr_cli_run *run, int64_t workers, gr_cluster *clus
 }
 
 /* A step with as many servers as the job is to have, if the advice does not say it. */
-static gr_status tell_of_asked(gr_ps_sim sim, int64_t servers, const gr_ps_advice *advice,
-                               gr_diag *diag)
+static gr_status print_asked(gr_ps_sim sim, int64_t servers, const gr_ps_advice *advice,
+                             gr_diag *diag)
 {
     gr_ps_simulated with;
     if (servers <= 1 || servers == advice->servers || servers == advice->servers_max) {
@@ -78,7 +78,7 @@ gr_status gr_run_advise(gr_cli_run *run, const gr_job *job, gr_diag *diag)
     gr_ps_advice_print(&advice, text);
     const gr_cluster *c = &sim.cluster;
     printf("advice      %s\n", text);
-    status = tell_of_asked(sim, run->options.servers, &advice, diag);
+    status = print_asked(sim, run->options.servers, &advice, diag);
     if (status != GR_OK) {
         return status;
     }

@@ -125,7 +125,7 @@ static void drop_past_faults(gr_cli_run *run, int64_t elapsed_us)
     run->fault_count = left;
 }
 
-static void tell_restart(const gr_cli_run *run)
+static void report_restart(const gr_cli_run *run)
 {
     const gr_job_record *record = &run->record;
     char times[64] = "";
@@ -162,7 +162,7 @@ static gr_status prepare_restart(gr_cli_run *run, gr_launch_config *config,
         status = gr_host_list_deal(&run->hosts, (int)options->workers, diag);
     }
     if (status == GR_OK) {
-        tell_restart(run);
+        report_restart(run);
     }
     return status;
 }
@@ -304,7 +304,7 @@ int gr_run_attempts(gr_cli_run *run)
         .log = &run->log};
     if (run->again) {
         drop_past_faults(run, ((int64_t)time(NULL) - run->record.start_s) * 1000000);
-        tell_restart(run);
+        report_restart(run);
     }
     gr_signals_hold(NULL); /* who asks for an end between two attempts is heard as well */
     int code = run_again_and_again(run, &config);

@@ -138,7 +138,7 @@ gr_status gr_run_publish(gr_cli_run *run, gr_diag *diag)
 
 static ssize_t write_line(void *supervisor, const char *text, size_t size_bytes)
 {
-    gr_supervisor_say(supervisor, text, size_bytes);
+    gr_supervisor_print(supervisor, text, size_bytes);
     return (ssize_t)size_bytes;
 }
 

@@ -126,7 +126,7 @@ static gr_status read_words(const gr_cli_line *line, scale_options *options, gr_
 }
 
 /* What came of it; `job` is as it was before, with the scheduler's word. */
-static int tell(const gr_job_status *job, int asked)
+static int print_answer(const gr_job_status *job, int asked)
 {
     const char *workers = job->want == 1 ? "worker" : "workers";
     if (job->most > 0 && job->word == GR_WORD_NONE) {
@@ -185,7 +185,7 @@ static int scale(const gr_cli_line *line)
     if (status != GR_OK) {
         return gr_cli_fail(GR_EXIT_FAILED, &diag);
     }
-    return tell(&job, (int)options->to);
+    return print_answer(&job, (int)options->to);
 }
 
 const gr_cli_form gr_scale_form = {

@@ -415,8 +415,8 @@ static gr_status print_all(const gr_submit *submit, gr_diag *diag)
     return status;
 }
 
-static void tell_sent(const gr_submit *submit, const gr_cluster_client *cluster,
-                      const gr_cluster_job *job, const char *named)
+static void print_sent(const gr_submit *submit, const gr_cluster_client *cluster,
+                       const gr_cluster_job *job, const char *named)
 {
     const char *name = gr_cluster_job_name(job);
     bool follows = submit->options.follow || submit->options.wait;
@@ -486,7 +486,7 @@ static int send_all(const gr_submit *submit, gr_diag *diag)
                 break;
             }
         }
-        tell_sent(submit, &cluster, &job, named);
+        print_sent(submit, &cluster, &job, named);
         if (submit->options.follow || submit->options.wait) {
             code = follow(submit, &cluster, &job, named);
         }

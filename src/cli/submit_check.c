@@ -48,7 +48,7 @@ static void check_batch_job(const json_t *job, char sentence_out[GR_EVENT_BYTES]
     gr_check_containers(&problems, spec, "spec");
     gr_check_is_one_of(&problems, json_object_get(pod, "restartPolicy"),
                        "spec.template.spec.restartPolicy", policies);
-    gr_problems_tell(&problems, sentence_out);
+    gr_problems_describe(&problems, sentence_out);
 }
 
 /* ---- Jobs of operators ----------------------------------------------------------------------- */

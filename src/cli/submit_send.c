@@ -142,7 +142,7 @@ static gr_status create(sending *s, gr_kube_resource resource, json_t *object, j
 }
 
 /* There is one of that name already: whose is it? */
-static gr_status tell_taken(const sending *s, const json_t *object, gr_diag *diag)
+static gr_status fail_taken(const sending *s, const json_t *object, gr_diag *diag)
 {
     const char *kind = gr_object_text(object, "kind");
     return gr_fail(
@@ -212,7 +212,7 @@ gr_status gr_submit_send(gr_cluster_client *cluster, json_t *manifest, json_t *b
     {
         if (status == GR_OK) {
             status = create(&s, resource_of(object), object, NULL, diag);
-            status = status == GR_E_IN_USE ? tell_taken(&s, object, diag) : status;
+            status = status == GR_E_IN_USE ? fail_taken(&s, object, diag) : status;
         }
     }
     size_t count = s.count;

@@ -49,7 +49,7 @@ const char *gr_cli_begin_timeline(const char *path, int64_t workers, gr_arena *a
     return absolute;
 }
 
-static void say_summary(const char *path, const gr_timeline_summary *s)
+static void print_summary(const char *path, const gr_timeline_summary *s)
 {
     fprintf(stderr, "gradus: timeline %s: %d rank%s, %llu events; open it in ui.perfetto.dev", path,
             s->ranks, s->ranks == 1 ? "" : "s", (unsigned long long)s->events);
@@ -74,7 +74,7 @@ void gr_cli_merge_timeline(const char *path, int64_t workers)
     gr_timeline_summary summary;
     gr_diag diag;
     if (gr_timeline_merge(path, (int)workers, &summary, &diag) == GR_OK) {
-        say_summary(path, &summary);
+        print_summary(path, &summary);
     } else {
         fprintf(stderr, "gradus: %s\n", diag.text);
     }
@@ -98,7 +98,7 @@ static int merge(const gr_cli_line *line)
     if (status != GR_OK) {
         return gr_cli_fail(status == GR_E_NOT_FOUND ? GR_EXIT_INPUT : GR_EXIT_FAILED, &diag);
     }
-    say_summary(line->words[0], &summary);
+    print_summary(line->words[0], &summary);
     return GR_EXIT_DONE;
 }
 

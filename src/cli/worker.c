@@ -183,7 +183,7 @@ static gr_status train(gr_job *job, gr_comm **comm, const char *page_where, gr_a
                                        .stop_arg = &held,
                                        .joined = hold_signals,
                                        .joined_arg = &held,
-                                       .progress = page != NULL ? gr_worker_page_tell : NULL,
+                                       .progress = page != NULL ? gr_worker_page_update : NULL,
                                        .progress_arg = page,
                                        .chaos = &chaos,
                                        .chaos_after = (uint64_t)job->run.chaos_after,

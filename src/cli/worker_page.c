@@ -68,7 +68,7 @@ static char *print(void *arg, int *code_out)
     return print_figures(&figures);
 }
 
-void gr_worker_page_tell(void *page_arg, const gr_train_figures *figures)
+void gr_worker_page_update(void *page_arg, const gr_train_figures *figures)
 {
     gr_worker_page *page = page_arg;
     pthread_mutex_lock(&page->lock);

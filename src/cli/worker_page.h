@@ -17,6 +17,6 @@ gr_status gr_worker_page_open(const char *where, gr_worker_page **page_out,
                               gr_diag *diag) GR_MUST_CHECK;
 void gr_worker_page_close(gr_worker_page *page); /* NULL: nothing */
 /* The `progress` of gr_train_options, with the page as its argument. */
-void gr_worker_page_tell(void *page, const gr_train_figures *figures);
+void gr_worker_page_update(void *page, const gr_train_figures *figures);
 
 #endif

@@ -171,7 +171,7 @@ static gr_status take_rows(gr_comm *parent, const split_row *rows, int *members,
 }
 
 /* Passes on the sentence of a call on the parent that returned `status`. */
-static gr_status say_last(const gr_comm *parent, gr_status status, gr_diag *diag)
+static gr_status report_last(const gr_comm *parent, gr_status status, gr_diag *diag)
 {
     if (status != GR_OK && diag) {
         *diag = *(gr_status_scope(status) == GR_SCOPE_CALL ? gr_comm_last_error(parent)
@@ -208,7 +208,7 @@ static gr_status exchange(gr_comm *parent, split_row *own, split_row *rows, cons
                     .out = rows,
                     .count = ROW_WORDS,
                     .name = "gr_comm_split"};
-    return say_last(parent, gr_comm_run(parent, &call, 1, caller), diag);
+    return report_last(parent, gr_comm_run(parent, &call, 1, caller), diag);
 }
 
 /* `wrong`: a sentence about the caller's own arguments, or NULL. The others are told even so, since
@@ -221,7 +221,7 @@ static gr_status split(gr_comm *parent, split_row *own, const char *wrong, const
     own->kind = wrong ? ROW_WRONG : own->kind;
     gr_status status = begin_split(context);
     if (status != GR_OK) {
-        return say_last(parent, status, diag);
+        return report_last(parent, status, diag);
     }
     split_row *rows = calloc((size_t)parent->size, sizeof *rows);
     int *members = calloc((size_t)parent->size, sizeof *members);

@@ -51,16 +51,16 @@ void gr_context_notify(gr_context *context)
 }
 
 /* Returns true if a caller is to be notified of operations that have finished. */
-static bool is_listened_to(const gr_context *context)
+static bool has_listener(const gr_context *context)
 {
     return context->thread.followers > 0 || context->event_fd >= 0;
 }
 
 /* Under the lock. Other threads may wait for what has finished meanwhile. */
-static void tell_of_finished(gr_context *context)
+static void notify_finished(gr_context *context)
 {
     gr_comm_thread *thread = &context->thread;
-    if (context->exec && is_listened_to(context)) {
+    if (context->exec && has_listener(context)) {
         uint64_t finished = gr_exec_finished(context->exec);
         if (finished != thread->finished) {
             thread->finished = finished;
@@ -82,7 +82,7 @@ static bool has_work(const gr_context *context)
 void gr_context_leave(gr_context *context)
 {
     gr_comm_thread *thread = &context->thread;
-    tell_of_finished(context);
+    notify_finished(context);
     if (thread->asleep && has_work(context)) {
         thread->asleep = false;
         gr_counter_raise(&thread->work);
@@ -270,11 +270,11 @@ static void lead(gr_context *context, gr_exec_until *until)
     thread->led = true;
     until->wanted = &thread->wanted;
     until->callback = context->deliverer == 0;
-    until->any = until->any || is_listened_to(context);
+    until->any = until->any || has_listener(context);
     atomic_store(&thread->in_wait, 1);
     gr_exec_wait(context->exec, until);
     atomic_store(&thread->in_wait, 0);
-    tell_of_finished(context);
+    notify_finished(context);
     if (atomic_load(&thread->wanted) > 0) {
         unlock(context);
         lock(context);
@@ -413,12 +413,12 @@ static void *run_thread(void *arg)
         }
         gr_exec_until until = {.wanted = &thread->wanted,
                                .callback = context->deliverer == 0,
-                               .any = is_listened_to(context),
+                               .any = has_listener(context),
                                .deadline_us = GR_NEVER};
         atomic_store(&thread->in_wait, 1);
         gr_exec_wait(context->exec, &until);
         atomic_store(&thread->in_wait, 0);
-        tell_of_finished(context);
+        notify_finished(context);
     }
     unlock(context);
     return NULL;

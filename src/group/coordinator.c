@@ -273,7 +273,7 @@ static int number_with_rank(const gr_membership *membership, int rank)
     return -1;
 }
 
-static void say_report(void *coordinator_arg, int rank, const gr_op_report *report)
+static void send_report(void *coordinator_arg, int rank, const gr_op_report *report)
 {
     gr_coordinator *coordinator = coordinator_arg;
     uint8_t message[GR_MESSAGE_SMALL_MAX];
@@ -322,13 +322,13 @@ static void announce_lost(gr_coordinator *coordinator, int number, const char *w
     const gr_op_report report = report_gone(membership, number, died);
     for (int i = 0; i < membership->world_size; i++) {
         if (i != number && is_ready(membership, i)) {
-            say_report(coordinator, membership->members[i].rank, &report);
+            send_report(coordinator, membership->members[i].rank, &report);
         }
     }
 }
 
-/* Who begins to wait for a member that is gone already is told so. */
-static void tell_of_gone(gr_coordinator *coordinator, int rank, const gr_op_report *report)
+/* Answers a rank that begins to wait for a member that is gone already. */
+static void answer_wait(gr_coordinator *coordinator, int rank, const gr_op_report *report)
 {
     const gr_membership *membership = &coordinator->membership;
     for (uint32_t i = 0; report->kind == GR_REPORT_WAITS && i < report->awaits_count; i++) {
@@ -346,7 +346,7 @@ static void tell_of_gone(gr_coordinator *coordinator, int rank, const gr_op_repo
                                         : left ? "has left in order"
                                                : "died");
         gone.answers = left;
-        say_report(coordinator, rank, &gone);
+        send_report(coordinator, rank, &gone);
     }
 }
 
@@ -358,7 +358,7 @@ static gr_status receive_report(gr_coordinator *coordinator, int number, const g
     if (report->generation != membership->generation || !is_ready(membership, number)) {
         return GR_OK;
     }
-    tell_of_gone(coordinator, of->rank, report);
+    answer_wait(coordinator, of->rank, report);
     if (membership->disturbed) {
         return GR_OK;
     }
@@ -430,7 +430,7 @@ static void set_unread(gr_coordinator *coordinator, member *of, bool unread)
     of->unread = unread;
 }
 
-static bool says_too_much(const member *of)
+static bool sends_too_much(const member *of)
 {
     uint64_t seconds = (uint64_t)(gr_now_ns() / 1000 - of->since_us) / 1000000;
     return of->received > MESSAGES_AT_ONCE + seconds * MESSAGES_A_SECOND;
@@ -459,7 +459,7 @@ static void receive_from(gr_coordinator *coordinator, member *from, int most)
             }
             drop_broken(coordinator);
             from->received++;
-            if (says_too_much(from) && from->control.fd >= 0) {
+            if (sends_too_much(from) && from->control.fd >= 0) {
                 lose(coordinator, from, "it sent the coordinator more messages than a rank has to");
             }
         }
@@ -589,7 +589,7 @@ gr_status gr_coordinator_create(const gr_coordinator_config *config, gr_coordina
     if (status != GR_OK) {
         /* said */
     } else if (coordinator->members_message == NULL ||
-               gr_wait_graph_init(&coordinator->waiting, (int)world, say_report, coordinator) !=
+               gr_wait_graph_init(&coordinator->waiting, (int)world, send_report, coordinator) !=
                    GR_OK) {
         status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for %zu addresses", world);
     } else if (coordinator->epoll_fd < 0) {

@@ -158,14 +158,14 @@ gr_status gr_joining_call(gr_joining *join, const char *addresses, int64_t timeo
 }
 
 /* GR_E_PEER_LOST: the connection is over. What has to wait goes out with the next words. */
-static gr_status say(gr_group *group, const uint8_t *message, size_t size_bytes)
+static gr_status send_message(gr_group *group, const uint8_t *message, size_t size_bytes)
 {
     gr_status status = gr_control_put(&group->control, message, size_bytes);
     status = status == GR_OK ? gr_control_flush(&group->control) : GR_E_PEER_LOST;
     return status == GR_PENDING ? GR_OK : status;
 }
 
-static void say_hello(gr_joining *join)
+static void send_hello(gr_joining *join)
 {
     gr_group *group = join->group;
     uint8_t message[GR_MESSAGE_SMALL_MAX];
@@ -175,16 +175,16 @@ static void say_hello(gr_joining *join)
                       .generation = group->assignment.generation,
                       .member = join->self};
     /* If it was closed already, the coordinator has said why: that message comes next. */
-    gr_status sent = say(group, message, gr_message_put_hello(&hello, message));
+    gr_status sent = send_message(group, message, gr_message_put_hello(&hello, message));
     (void)sent;
 }
 
 /* The join came to nothing here: the others need not find out for themselves. */
-static void say_why(gr_group *group, const gr_diag *failure)
+static void send_reason(gr_group *group, const gr_diag *failure)
 {
     uint8_t message[GR_MESSAGE_SMALL_MAX];
     if (group->control.fd >= 0) {
-        gr_status sent = say(group, message, gr_message_put_fail(failure, message));
+        gr_status sent = send_message(group, message, gr_message_put_fail(failure, message));
         (void)sent; /* without it, the coordinator sees us end */
     }
 }
@@ -364,11 +364,11 @@ static gr_status wait_for(gr_joining *join, const uint64_t *number, gr_diag *dia
     return GR_OK;
 }
 
-static gr_status say_ready(gr_group *group, gr_diag *diag)
+static gr_status send_ready(gr_group *group, gr_diag *diag)
 {
     uint8_t message[GR_MESSAGE_SMALL_MAX];
     size_t size = gr_message_put_ready(group->assignment.generation, message);
-    return say(group, message, size) == GR_OK ? GR_OK : without_coordinator(group, diag);
+    return send_message(group, message, size) == GR_OK ? GR_OK : without_coordinator(group, diag);
 }
 
 /* What was reported in a generation ends with it: until the members of the next one are known, no
@@ -390,7 +390,7 @@ static gr_status form(gr_joining *join, gr_diag *diag)
     gr_joining_announce_failover(join);
     gr_status status = gr_joining_open_mesh(join, diag);
     if (status == GR_OK) {
-        say_hello(join);
+        send_hello(join);
         status = wait_for(join, &group->generation, diag);
     }
     if (status == GR_OK) {
@@ -399,7 +399,7 @@ static gr_status form(gr_joining *join, gr_diag *diag)
     if (status == GR_OK && group->mesh != NULL) {
         status = gr_joining_wire(join, diag);
     }
-    return status == GR_OK ? say_ready(group, diag) : status;
+    return status == GR_OK ? send_ready(group, diag) : status;
 }
 
 /* Of the coordinator that there is (RENEW), or of one that is new to this member (HISTORY). */
@@ -591,7 +591,7 @@ gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_gro
         }
         gr_wipe_stack();
         if (status != GR_OK) {
-            say_why(group, diag);
+            send_reason(group, diag);
             gr_group_leave(group);
             return status;
         }

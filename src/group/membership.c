@@ -19,7 +19,7 @@ static void say(gr_membership *membership, int number, const gr_word *word)
     membership->say(membership->say_arg, number, word);
 }
 
-static void say_fail(gr_membership *membership, int number, const gr_diag *failure)
+static void send_fail(gr_membership *membership, int number, const gr_diag *failure)
 {
     say(membership, number, &(gr_word){.kind = GR_MESSAGE_FAIL, .failure = failure});
 }
@@ -35,7 +35,7 @@ static void fail_group_as(gr_membership *membership, const gr_diag *failure)
     for (int i = 0; i < membership->world_size; i++) {
         const gr_standing *of = &membership->members[i];
         if (of->state == GR_MEMBER_JOINED && of->stage != GR_STAGE_READY) {
-            say_fail(membership, i, failure);
+            send_fail(membership, i, failure);
         }
     }
 }
@@ -61,7 +61,7 @@ static void disturb(gr_membership *membership, const gr_diag *cause)
     for (int i = 0; i < membership->world_size; i++) {
         gr_member_stage stage = membership->members[i].stage;
         if (belongs(membership, i) && (stage == GR_STAGE_CALLED || stage == GR_STAGE_ASSIGNED)) {
-            say_fail(membership, i, cause);
+            send_fail(membership, i, cause);
         }
     }
 }
@@ -265,7 +265,7 @@ static void end_gathering(gr_membership *membership)
                                "rank %d is in no generation that the job goes on from: the others "
                                "have gone on without it",
                                i);
-            say_fail(membership, i, &failure);
+            send_fail(membership, i, &failure);
             of->state = GR_MEMBER_LOST;
         } else if (of->state == GR_MEMBER_ABSENT || of->state == GR_MEMBER_LOST) {
             bool used = gr_quorum_is_used(membership->quorum, i);
@@ -523,7 +523,7 @@ static void refuse_joining(gr_membership *membership, int number, const char *se
 {
     gr_diag failure;
     (void)gr_fail(&failure, GR_E_INVALID, "%s", sentence);
-    say_fail(membership, number, &failure);
+    send_fail(membership, number, &failure);
     (void)gr_fail_peer(&failure, GR_E_PEER_LOST, number, "%s", sentence);
     do_without(membership, number, GR_MEMBER_LOST, &failure);
 }
@@ -557,7 +557,7 @@ gr_status gr_membership_hello(gr_membership *membership, int number, const gr_he
     } else if (sentence[0] != '\0') {
         fail_group(membership, number, sentence);
     } else if (membership->failure.status != GR_OK) {
-        say_fail(membership, number, &membership->failure);
+        send_fail(membership, number, &membership->failure);
     } else if (membership->disturbed || (first && membership->generation > 1)) {
         gr_diag cause;
         (void)gr_fail(&cause, GR_E_PEER_LOST, "another member died while this one came");
@@ -607,7 +607,7 @@ gr_status gr_membership_renew(gr_membership *membership, int number)
     bool member = belongs(membership, number);
     of->stage = GR_STAGE_RENEWING;
     if (membership->failure.status != GR_OK) {
-        say_fail(membership, number, &membership->failure);
+        send_fail(membership, number, &membership->failure);
         return GR_OK;
     }
     if (!membership->disturbed && member) {
@@ -656,7 +656,7 @@ gr_status gr_membership_switch(gr_membership *membership, int number, const gr_h
 {
     gr_standing *of = &membership->members[number];
     if (!gr_membership_gathers(membership) || of->state != GR_MEMBER_ABSENT ||
-        gr_quorum_tell(membership->quorum, number, history) != GR_OK) {
+        gr_quorum_add_history(membership->quorum, number, history) != GR_OK) {
         return GR_E_PROTOCOL;
     }
     of->state = GR_MEMBER_JOINED;

@@ -66,7 +66,7 @@ void gr_quorum_fini(gr_quorum *quorum)
     quorum->histories = NULL;
 }
 
-gr_status gr_quorum_tell(gr_quorum *quorum, int number, const gr_history *history)
+gr_status gr_quorum_add_history(gr_quorum *quorum, int number, const gr_history *history)
 {
     if (history->committed == 0 || !gr_numbers_has(&history->committed_members, number) ||
         !gr_numbers_has(&history->accepted_members, number)) {

@@ -40,7 +40,8 @@ gr_status gr_quorum_init_successor(gr_quorum *quorum, int successor, int world_s
 void gr_quorum_fini(gr_quorum *quorum);
 
 /* A member says to a successor what it knows; GR_E_PROTOCOL: it is in no generation. */
-gr_status gr_quorum_tell(gr_quorum *quorum, int number, const gr_history *history) GR_MUST_CHECK;
+gr_status gr_quorum_add_history(gr_quorum *quorum, int number,
+                                const gr_history *history) GR_MUST_CHECK;
 /* Returns true if a process is known to have had this number. */
 bool gr_quorum_is_used(const gr_quorum *quorum, int number);
 /* `here`: those whose word counts. */

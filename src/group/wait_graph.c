@@ -10,7 +10,7 @@ enum { SILENT_FACTOR = 4, UNREAD_MAX = 16 };
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
-gr_status gr_wait_graph_init(gr_wait_graph *graph, int size_max, gr_wait_graph_say *say,
+gr_status gr_wait_graph_init(gr_wait_graph *graph, int size_max, gr_wait_graph_send *say,
                              void *say_arg)
 {
     size_t size = (size_t)size_max;
@@ -65,7 +65,7 @@ static bool same_op(const gr_op_id *a, const gr_op_id *b)
            a->fingerprint == b->fingerprint;
 }
 
-static bool says_the_same(const gr_op_report *a, const gr_op_report *b)
+static bool is_same_report(const gr_op_report *a, const gr_op_report *b)
 {
     return a->seq == b->seq && a->answers == b->answers && a->peer == b->peer &&
            a->awaits_count == b->awaits_count &&
@@ -118,7 +118,7 @@ static void take_waits(gr_wait_graph *graph, int rank, const gr_op_report *repor
 {
     gr_wait_node *node = &graph->nodes[rank];
     const gr_op_report *old = &node->report;
-    if (node->received_us == 0 || !says_the_same(old, report)) {
+    if (node->received_us == 0 || !is_same_report(old, report)) {
         if (node->received_us != 0 && old->seq == report->seq) {
             keep_edges(node, report);
         } else {
@@ -281,7 +281,7 @@ static void find_causes(gr_wait_graph *graph)
     }
 }
 
-static void say_causes(gr_wait_graph *graph)
+static void send_causes(gr_wait_graph *graph)
 {
     for (int rank = 0; rank < graph->size; rank++) {
         gr_wait_node *node = &graph->nodes[rank];
@@ -422,7 +422,7 @@ int64_t gr_wait_graph_evaluate(gr_wait_graph *graph, int64_t now_us)
     graph->changed = false;
     list_waiting(graph);
     find_causes(graph);
-    say_causes(graph);
+    send_causes(graph);
     for (int rank = 0; rank < graph->size; rank++) {
         graph->asker[rank] = -1;
     }

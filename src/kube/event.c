@@ -291,8 +291,8 @@ int gr_kube_events_waiting(const gr_kube_events *events)
     return events->waiting;
 }
 
-void gr_kube_events_tell(gr_kube_events *events, const json_t *object, const char *type,
-                         const char *reason, const char *message)
+void gr_kube_events_record(gr_kube_events *events, const json_t *object, const char *type,
+                           const char *reason, const char *message)
 {
     struct timespec wall;
     json_t *event = NULL;

@@ -29,8 +29,8 @@ void gr_kube_events_destroy(gr_kube_events *events); /* before the client */
 
 /* Sends an event about `object` (its apiVersion, kind, metadata), `type` being "Normal" or
  * "Warning". What cannot be sent is logged, and lost: events are advice. */
-void gr_kube_events_tell(gr_kube_events *events, const json_t *object, const char *type,
-                         const char *reason, const char *message);
+void gr_kube_events_record(gr_kube_events *events, const json_t *object, const char *type,
+                           const char *reason, const char *message);
 
 /* How many are to be sent still. */
 int gr_kube_events_waiting(const gr_kube_events *events);

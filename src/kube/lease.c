@@ -107,23 +107,23 @@ struct gr_kube_lease {
     gr_kube_timer look, end; /* the next look; the moment to step down */
     gr_kube_call *call;
     int64_t begun_us;
-    bool told_leads, told_any;
-    char told_leader[128];
+    bool notified_leads, notified;
+    char notified_leader[128];
     void (*released)(void *arg); /* of gr_kube_lease_stop */
     void *released_arg;
 };
 
-static void tell(gr_kube_lease *lease, const char *leader)
+static void notify(gr_kube_lease *lease, const char *leader)
 {
     bool leads = lease->view.leads;
-    if (lease->told_any && leads == lease->told_leads &&
-        strncmp(leader, lease->told_leader, sizeof lease->told_leader - 1) == 0) {
+    if (lease->notified && leads == lease->notified_leads &&
+        strncmp(leader, lease->notified_leader, sizeof lease->notified_leader - 1) == 0) {
         return;
     }
-    lease->told_any = true;
-    lease->told_leads = leads;
-    snprintf(lease->told_leader, sizeof lease->told_leader, "%s", leader);
-    lease->changed(lease->arg, leads, lease->told_leader);
+    lease->notified = true;
+    lease->notified_leads = leads;
+    snprintf(lease->notified_leader, sizeof lease->notified_leader, "%s", leader);
+    lease->changed(lease->arg, leads, lease->notified_leader);
 }
 
 static void begin_look(void *arg);
@@ -148,7 +148,7 @@ static void step_down(void *arg)
         gr_log_write(lease->log, GR_LOG_WARN, "kube",
                      "lease %s/%s could not be renewed in time; this candidate leads no more",
                      lease->space, lease->name);
-        tell(lease, "");
+        notify(lease, "");
     }
 }
 
@@ -189,10 +189,10 @@ static void end_write(void *arg, const gr_kube_answer *answer)
         gr_kube_lease_won(&lease->view, lease->begun_us);
         if (gr_kube_lease_is_over(&lease->view, gr_clock_now_us(&lease->clock))) {
             lease->view.leads = false; /* the answer came too late */
-            tell(lease, "");
+            notify(lease, "");
         } else {
             await_end(lease);
-            tell(lease, lease->view.identity);
+            notify(lease, lease->view.identity);
         }
     } else if (answer->http != 409) { /* somebody was quicker: the next look shows who */
         gr_log_write(lease->log, GR_LOG_WARN, "kube", "%s", answer->diag->text);
@@ -215,9 +215,10 @@ static void end_look(void *arg, const gr_kube_answer *answer)
                                        gr_clock_now_us(&lease->clock),
                                        (int64_t)wall.tv_sec * SECOND_US + wall.tv_nsec / 1000);
     const json_t *spec = json_object_get(answer->object, "spec");
-    if (!lease->view.leads && (answer->object != NULL || lease->told_leads)) { /* it may be gone */
+    if (!lease->view.leads &&
+        (answer->object != NULL || lease->notified_leads)) { /* it may be gone */
         const char *holder = text_at(spec, "holderIdentity");
-        tell(lease, strcmp(holder, lease->view.identity) != 0 ? holder : "");
+        notify(lease, strcmp(holder, lease->view.identity) != 0 ? holder : "");
     }
     gr_kube_verb verb = answer->object != NULL ? GR_KUBE_REPLACE : GR_KUBE_CREATE;
     if (fresh == NULL || submit(lease, verb, fresh, end_write) != GR_PENDING) {

@@ -27,7 +27,7 @@ struct gr_kube_watch {
     char version[VERSION_BYTES]; /* resourceVersion; "": a list comes first */
     int failures;                /* since the last event, or good stream */
     int64_t began_us;            /* the stream */
-    bool resync_told, in_event, is_stopped;
+    bool resync_sent, in_event, is_stopped;
 };
 
 static const char *version_of(const json_t *object)
@@ -46,7 +46,7 @@ static void free_watch(gr_kube_watch *watch)
 }
 
 /* false: the watch is no more. */
-static bool tell(gr_kube_watch *watch, gr_kube_watch_kind kind, json_t *object, const gr_diag *diag)
+static bool emit(gr_kube_watch *watch, gr_kube_watch_kind kind, json_t *object, const gr_diag *diag)
 {
     gr_kube_watch_event event = {
         .kind = kind, .object = object, .version = watch->version, .diag = diag};
@@ -85,29 +85,29 @@ static void again(gr_kube_watch *watch)
 static void trouble(gr_kube_watch *watch, const gr_diag *diag)
 {
     watch->failures += watch->failures == 0; /* the first one is no reason to hurry either */
-    if (tell(watch, GR_KUBE_WATCH_TROUBLE, NULL, diag)) {
+    if (emit(watch, GR_KUBE_WATCH_TROUBLE, NULL, diag)) {
         again(watch);
     }
 }
 
 /* ---- LISTING ----------------------------------------------------------------------------------
  * */
-static bool tell_resync(gr_kube_watch *watch)
+static bool emit_resync(gr_kube_watch *watch)
 {
-    if (watch->resync_told) {
+    if (watch->resync_sent) {
         return true;
     }
-    watch->resync_told = true;
-    return tell(watch, GR_KUBE_WATCH_RESYNC, NULL, NULL);
+    watch->resync_sent = true;
+    return emit(watch, GR_KUBE_WATCH_RESYNC, NULL, NULL);
 }
 
 static void take_listed(void *arg, json_t *object)
 {
     gr_kube_watch *watch = arg;
     if (object == NULL) {
-        watch->resync_told = false;
-    } else if (tell_resync(watch)) {
-        tell(watch, GR_KUBE_WATCH_ADDED, object, NULL);
+        watch->resync_sent = false;
+    } else if (emit_resync(watch)) {
+        emit(watch, GR_KUBE_WATCH_ADDED, object, NULL);
     }
 }
 
@@ -128,7 +128,7 @@ static void end_list(void *arg, const gr_kube_answer *answer)
         return;
     }
     strcpy(watch->version, version);
-    if (tell_resync(watch) && tell(watch, GR_KUBE_WATCH_SYNCED, NULL, NULL)) {
+    if (emit_resync(watch) && emit(watch, GR_KUBE_WATCH_SYNCED, NULL, NULL)) {
         begin(watch);
     }
 }
@@ -198,7 +198,7 @@ static void take_event(void *arg, json_t *event)
             watch->failures = 0;
             strcpy(watch->version, version);
             await_event(watch);
-            tell(watch, kinds[i].kind, object, NULL);
+            emit(watch, kinds[i].kind, object, NULL);
             return;
         }
     }
@@ -240,7 +240,7 @@ static void begin(void *arg)
                                .cut_arg = watch->options.cut_arg,
                                .done = lists ? end_list : end_watching,
                                .arg = watch};
-    watch->resync_told = false;
+    watch->resync_sent = false;
     if (!lists) {
         request.resource_version = watch->version;
         request.timeout_us = (int64_t)STREAM_S * SECOND_US + now_us % (STREAM_S * SECOND_US);

@@ -106,7 +106,7 @@ int gr_agent_receive(int socket_fd, gr_agent_message *message_out)
 
 /* Whatever cannot be told to the launcher need not be: it is gone, and its end of the socket, which
  * we watch, says so. */
-static void tell(const struct agent *agent, gr_agent_message message)
+static void send_message(const struct agent *agent, gr_agent_message message)
 {
     (void)gr_agent_send(agent->control_fd, &message);
 }
@@ -215,12 +215,12 @@ static int set_up(struct agent *agent)
     return agent->pids == NULL ? ENOMEM : keep_secret(agent);
 }
 
-static void tell_not_started(struct agent *agent, int rank, const gr_spawn_error *error)
+static void report_not_started(struct agent *agent, int rank, const gr_spawn_error *error)
 {
-    tell(agent, (gr_agent_message){.kind = GR_AGENT_NOT_STARTED,
-                                   .rank = rank,
-                                   .value = error->step,
-                                   .error = error->error});
+    send_message(agent, (gr_agent_message){.kind = GR_AGENT_NOT_STARTED,
+                                           .rank = rank,
+                                           .value = error->step,
+                                           .error = error->error});
     agent->killing = true;
     agent->stays = false;
 }
@@ -239,9 +239,10 @@ static void start_workers(struct agent *agent)
         if (pid > 0) {
             agent->pids[rank] = pid;
             agent->running++;
-            tell(agent, (gr_agent_message){.kind = GR_AGENT_STARTED, .rank = rank, .pid = pid});
+            send_message(agent,
+                         (gr_agent_message){.kind = GR_AGENT_STARTED, .rank = rank, .pid = pid});
         } else if (pid < 0) {
-            tell_not_started(agent, rank, &error);
+            report_not_started(agent, rank, &error);
         }
     }
 }
@@ -264,12 +265,12 @@ static void start_another(struct agent *agent, const gr_agent_message *order)
     if (pid > 0) {
         agent->pids[rank] = pid;
         agent->running++;
-        tell(agent, (gr_agent_message){.kind = GR_AGENT_STARTED, .rank = rank, .pid = pid});
+        send_message(agent, (gr_agent_message){.kind = GR_AGENT_STARTED, .rank = rank, .pid = pid});
     } else {
-        tell(agent, (gr_agent_message){.kind = GR_AGENT_NOT_STARTED,
-                                       .rank = rank,
-                                       .value = error.step,
-                                       .error = error.error});
+        send_message(agent, (gr_agent_message){.kind = GR_AGENT_NOT_STARTED,
+                                               .rank = rank,
+                                               .value = error.step,
+                                               .error = error.error});
     }
 }
 
@@ -299,8 +300,9 @@ static bool reap(struct agent *agent)
         if (rank >= 0) {
             agent->pids[rank] = 0;
             agent->running--;
-            tell(agent, (gr_agent_message){
-                            .kind = GR_AGENT_EXITED, .rank = rank, .pid = pid, .value = status});
+            send_message(agent,
+                         (gr_agent_message){
+                             .kind = GR_AGENT_EXITED, .rank = rank, .pid = pid, .value = status});
         }
     }
 }
@@ -338,8 +340,9 @@ static void do_fault(const struct agent *agent, int rank, int what)
         done = gr_fault_cut(group, what == GR_AGENT_FAULT_CUT);
     }
     if (done <= 0 && what != GR_AGENT_FAULT_HEAL) {
-        tell(agent, (gr_agent_message){
-                        .kind = GR_AGENT_FAULT, .rank = rank, .value = what, .error = -done});
+        send_message(agent,
+                     (gr_agent_message){
+                         .kind = GR_AGENT_FAULT, .rank = rank, .value = what, .error = -done});
     }
 }
 
@@ -381,8 +384,8 @@ static void rest(const struct agent *agent, struct pollfd watched[2], int timeou
     if (agent->deputy != NULL) {
         pid_t self = getpid();
         if (gr_deputy_wait(agent->deputy, fds, 2, timeout_ms)) {
-            tell(agent,
-                 (gr_agent_message){.kind = GR_AGENT_MOVED, .pid = getpid(), .value = (int)self});
+            send_message(agent, (gr_agent_message){
+                                    .kind = GR_AGENT_MOVED, .pid = getpid(), .value = (int)self});
         }
         timeout_ms = 0;
     }
@@ -395,7 +398,7 @@ static void rest(const struct agent *agent, struct pollfd watched[2], int timeou
 static bool wait_for_start(struct agent *agent)
 {
     struct pollfd watched[2];
-    tell(agent, (gr_agent_message){.kind = GR_AGENT_READY, .pid = getpid()});
+    send_message(agent, (gr_agent_message){.kind = GR_AGENT_READY, .pid = getpid()});
     while (!agent->go && !agent->ending && !agent->killing) {
         rest(agent, watched, -1);
         if (watched[0].revents != 0 && !take_orders(agent)) {
@@ -458,9 +461,9 @@ static void let_finish(struct agent *agent)
 
 static void fail_start(const struct agent *agent, int error)
 {
-    tell(agent,
-         (gr_agent_message){.kind = GR_AGENT_NOT_STARTED, .value = GR_SPAWN_SETUP, .error = error});
-    tell(agent, (gr_agent_message){.kind = GR_AGENT_DONE});
+    send_message(agent, (gr_agent_message){
+                            .kind = GR_AGENT_NOT_STARTED, .value = GR_SPAWN_SETUP, .error = error});
+    send_message(agent, (gr_agent_message){.kind = GR_AGENT_DONE});
     _exit(1);
 }
 
@@ -480,7 +483,7 @@ static void work(gr_deputy *deputy, void *agent_arg)
         start_workers(agent);
     }
     if (look_after(agent)) {
-        tell(agent, (gr_agent_message){.kind = GR_AGENT_DONE});
+        send_message(agent, (gr_agent_message){.kind = GR_AGENT_DONE});
         _exit(0);
     }
     if (agent->config->orphan_grace_us > 0) {

@@ -201,7 +201,7 @@ static void take_signals(command_session *s)
     }
 }
 
-static void tell_taken(command_session *s)
+static void send_taken(command_session *s)
 {
     if (s->taken_bytes >= GR_COMMAND_INPUT_BYTES / 2 &&
         gr_channel_put(&s->channel, GR_PACKET_TAKEN, (uint32_t)s->taken_bytes, NULL, 0)) {
@@ -213,7 +213,7 @@ static void tell_taken(command_session *s)
 static void turn(command_session *s, int64_t until_us)
 {
     gr_channel *channel = &s->channel;
-    tell_taken(s);
+    send_taken(s);
     if (gr_channel_flush(channel) != 0) {
         s->is_dropped = true;
         return;
@@ -253,7 +253,7 @@ static void turn(command_session *s, int64_t until_us)
 }
 
 /* What it has written, then its code. */
-static void tell_end(command_session *s)
+static void send_end(command_session *s)
 {
     bool is_told = false, is_empty = false;
     while (!s->is_dropped && !(is_told && !gr_channel_holds(&s->channel))) {
@@ -332,7 +332,7 @@ _Noreturn void gr_command_session(int fd, gr_tls *tls)
         turn(s, GR_NEVER);
     }
     if (s->has_ended) {
-        tell_end(s);
+        send_end(s);
         wait_for_close(s);
     } else if (s->child > 0) {
         end_command(s);

@@ -93,7 +93,7 @@ static void flush(const gr_output *output, int number)
     }
 }
 
-static void hear_server(void *emit_arg, const char *text, size_t size_bytes)
+static void on_server_line(void *emit_arg, const char *text, size_t size_bytes)
 {
     const struct stream *from = emit_arg;
     const gr_output_events *events = &from->output->events;
@@ -158,7 +158,7 @@ static gr_status open_stream(struct stream *stream, gr_diag *diag)
     bool prefix = has_prefix(config, stream->rank, stream->number);
     gr_lines_fini(&stream->lines);
     if (is_server(stream) && stream->number == 0) {
-        gr_lines_init(&stream->lines, NULL, NULL, hear_server, stream);
+        gr_lines_init(&stream->lines, NULL, NULL, on_server_line, stream);
     } else {
         gr_lines_init(&stream->lines, prefix ? write_prefix : NULL, stream,
                       shown ? put_into_sink : NULL, stream);
@@ -464,7 +464,7 @@ gr_status gr_output_come(gr_output *output, gr_diag *diag)
     return status;
 }
 
-void gr_output_say(gr_output *output, const char *text, size_t size_bytes)
+void gr_output_print(gr_output *output, const char *text, size_t size_bytes)
 {
     if (output->sinks[1] != NULL && !output->replaying) {
         gr_sink_put(output->sinks[1], text, size_bytes);

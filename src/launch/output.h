@@ -58,7 +58,7 @@ void gr_output_leave(gr_output *output);
 /* There is another launcher: writes what the log has for it, and then what comes. */
 gr_status gr_output_come(gr_output *output, gr_diag *diag) GR_MUST_CHECK;
 /* To our stderr, if somebody is there. */
-void gr_output_say(gr_output *output, const char *text, size_t size_bytes);
+void gr_output_print(gr_output *output, const char *text, size_t size_bytes);
 /* Drops what is not written yet; the loop must run once more before destroy. */
 void gr_output_stop(gr_output *output);
 void gr_output_destroy(gr_output *output); /* NULL ok */

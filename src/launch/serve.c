@@ -338,7 +338,7 @@ static gr_status turn(struct serve *serve, gr_diag *diag)
 }
 
 /* The launcher may hang up as soon as it has the last word: that is no failure. */
-static gr_status say_the_rest(struct serve *serve, gr_diag *diag)
+static gr_status send_rest(struct serve *serve, gr_diag *diag)
 {
     gr_channel *channel = &serve->channel;
     int error = gr_channel_flush(channel);
@@ -362,7 +362,7 @@ static gr_status carry(struct serve *serve, gr_diag *diag)
     uint8_t bytes[GR_AGENT_MESSAGE_BYTES];
     gr_agent_encode(&(gr_agent_message){.kind = GR_AGENT_DONE}, bytes);
     (void)gr_channel_put(&serve->channel, GR_PACKET_MESSAGE, 0, bytes, sizeof bytes);
-    return say_the_rest(serve, diag);
+    return send_rest(serve, diag);
 }
 
 /* The address of the launcher: of the host where srun runs, else as sshd saw it come. */

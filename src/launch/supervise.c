@@ -67,10 +67,10 @@ static void on_kill(void *arg)
     }
 }
 
-static void on_say(void *arg, const char *text, size_t size_bytes)
+static void on_print(void *arg, const char *text, size_t size_bytes)
 {
     const gr_launch_job *job = arg;
-    gr_output_say(job->output, text, size_bytes);
+    gr_output_print(job->output, text, size_bytes);
 }
 
 static void describe(void *arg, gr_job_status *status)
@@ -107,7 +107,7 @@ int gr_launch_job_supervise(gr_launch_job *job)
                                          .expired = on_expired,
                                          .kill = on_kill,
                                          .scale = on_scale,
-                                         .say = on_say,
+                                         .say = on_print,
                                          .describe = describe,
                                          .arg = job};
     gr_supervisor *supervisor = job->config->supervisor;

@@ -139,7 +139,7 @@ static void end_link(gr_link *link, bool drain)
 }
 
 /* The first reason stays: what ends a link that we closed is how the peer takes that. */
-static void say_why(gr_link *link, gr_status status, const char *text)
+static void send_reason(gr_link *link, gr_status status, const char *text)
 {
     if (!link->closing) {
         (void)gr_fail_peer(&link->diag, status, link->peer, "%s", text);
@@ -156,7 +156,7 @@ void gr_link_break(gr_link *link, bool drain, gr_status status, const char *form
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    say_why(link, status, text);
+    send_reason(link, status, text);
     if (!link->mesh->dynamic_peers) {
         link->report = true;
         link->mesh->reports++;
@@ -172,7 +172,7 @@ void gr_link_left(gr_link *link)
     }
     char text[48];
     snprintf(text, sizeof text, "rank %d has left in order", link->peer);
-    say_why(link, GR_E_PEER_LOST, text);
+    send_reason(link, GR_E_PEER_LOST, text);
     link->left = true;
     end_link(link, true);
 }

@@ -164,7 +164,7 @@ void gr_mesh_peer_gone(gr_mesh *mesh, int peer, bool left, const char *why)
     }
 }
 
-void gr_mesh_nobody_tells(gr_mesh *mesh)
+void gr_mesh_without_notice(gr_mesh *mesh)
 {
     int64_t by_us = gr_clock_now_us(&mesh->clock) + WAIT_UNTOLD_US;
     mesh->untold = true;

@@ -83,7 +83,7 @@ struct gr_controller {
     gr_controller_counts *counts;
     size_t counts_count;
     gr_asking *asking;
-    uint64_t told_count, untold_count; /* questions that were answered, and that were not */
+    uint64_t answered_count, unanswered_count; /* questions that were answered, and that were not */
     int64_t now_us;
     uint64_t order;
     int active_count, on_way; /* jobs; writes */
@@ -289,7 +289,7 @@ char *gr_controller_metrics(const gr_controller *controller, int64_t now_us)
     fprintf(out,
             "gradus_progress_answers_total{result=\"told\"} %" PRIu64 "\n"
             "gradus_progress_answers_total{result=\"nothing\"} %" PRIu64 "\n",
-            controller->told_count, controller->untold_count);
+            controller->answered_count, controller->unanswered_count);
     bool failed = ferror(out) != 0;
     if (fclose(out) != 0 || failed) {
         free(text);
@@ -519,7 +519,7 @@ static void make_ready(gr_controller *c, gr_controller_job *job)
     c->ready_end = &job->look->next_ready;
 }
 
-static gr_status tell(gr_controller *c, const gr_controller_job *job, const json_t *event)
+static gr_status emit_event(gr_controller *c, const gr_controller_job *job, const json_t *event)
 {
     json_t *about = json_pack("{s:s, s:s, s:s, s:s, s:O*}", "apiVersion", job->kind->api_version,
                               "kind", job->kind->kind, "name", job->group->name, "namespace",
@@ -531,14 +531,14 @@ static gr_status tell(gr_controller *c, const gr_controller_job *job, const json
     return no_memory ? GR_E_NO_MEMORY : GR_OK;
 }
 
-static gr_status tell_all(gr_controller *c, const gr_controller_job *job, const json_t *events)
+static gr_status emit_events(gr_controller *c, const gr_controller_job *job, const json_t *events)
 {
     gr_status status = GR_OK;
     size_t i;
     const json_t *event;
     json_array_foreach(events, i, event)
     {
-        status = status == GR_OK ? tell(c, job, event) : status;
+        status = status == GR_OK ? emit_event(c, job, event) : status;
     }
     return status;
 }
@@ -574,7 +574,7 @@ static gr_status end_look(gr_controller *c, gr_controller_job *job, bool has_fai
 /* All that the look wanted is done. */
 static gr_status complete_look(gr_controller *c, gr_controller_job *job)
 {
-    gr_status status = tell_all(c, job, job->look->result.events);
+    gr_status status = emit_events(c, job, job->look->result.events);
     return status == GR_OK ? end_look(c, job, job->look->result.retry) : status;
 }
 
@@ -747,7 +747,7 @@ static void name_refusal(const gr_controller_job *job, const json_t *object, cha
 }
 
 /* An object could not be made: the job's user is to know. */
-static gr_status tell_refused(gr_controller *c, const gr_controller_job *job, size_t write,
+static gr_status emit_refused(gr_controller *c, const gr_controller_job *job, size_t write,
                               const json_t *answer)
 {
     const char *why = gr_object_text(answer, "message");
@@ -757,7 +757,7 @@ static gr_status tell_refused(gr_controller *c, const gr_controller_job *job, si
              why != NULL && why[0] != '\0' ? why : "the API server refuses it");
     json_t *events =
         json_pack("[{s:s, s:s, s:s}]", "type", "Warning", "reason", reason, "message", message);
-    gr_status status = events != NULL ? tell_all(c, job, events) : GR_E_NO_MEMORY;
+    gr_status status = events != NULL ? emit_events(c, job, events) : GR_E_NO_MEMORY;
     json_decref(events);
     return status;
 }
@@ -825,7 +825,7 @@ static gr_status take_answer(gr_controller *c, gr_controller_job *job, size_t wr
         return GR_OK;
     case GR_API_REFUSED:
         note_failure(job, FAILS, write);
-        return is_first && strcmp(verb, "create") == 0 ? tell_refused(c, job, write, object)
+        return is_first && strcmp(verb, "create") == 0 ? emit_refused(c, job, write, object)
                                                        : GR_OK;
     case GR_API_FAILED:
         note_failure(job, FAILS, write);
@@ -882,15 +882,15 @@ bool gr_controller_ask(gr_controller *controller, int64_t now_us, gr_question *q
 }
 
 /* A worker that says the same again may be cut off from the others: the next one is asked. */
-gr_status gr_controller_told(gr_controller *controller, const gr_question *question, int64_t now_us,
-                             const char *text, size_t size_bytes)
+gr_status gr_controller_answered(gr_controller *controller, const gr_question *question,
+                                 int64_t now_us, const char *text, size_t size_bytes)
 {
     json_t *progress = text != NULL ? gr_job_progress_read(text, size_bytes) : NULL;
     int64_t step = gr_object_int(progress, "step", -1);
     gr_controller_job *job = gr_asking_job(question);
     bool is_useful = progress != NULL && job != NULL && step != job->step;
     gr_asking_answered(controller->asking, question->asked, now_us, is_useful);
-    *(progress != NULL ? &controller->told_count : &controller->untold_count) += 1;
+    *(progress != NULL ? &controller->answered_count : &controller->unanswered_count) += 1;
     if (progress == NULL || job == NULL) {
         json_decref(progress);
         return GR_OK;

@@ -128,8 +128,8 @@ gr_status gr_controller_answer(gr_controller *controller, gr_controller_job *job
 bool gr_controller_ask(gr_controller *controller, int64_t now_us, gr_question *question_out,
                        int64_t *wake_us_out);
 /* What a worker has answered, as it came (borrowed); NULL: nothing. GR_E_NO_MEMORY. */
-gr_status gr_controller_told(gr_controller *controller, const gr_question *question, int64_t now_us,
-                             const char *text, size_t size_bytes) GR_MUST_CHECK;
+gr_status gr_controller_answered(gr_controller *controller, const gr_question *question,
+                                 int64_t now_us, const char *text, size_t size_bytes) GR_MUST_CHECK;
 
 /* What has been counted, sorted by namespace. For tests. */
 const gr_controller_counts *gr_controller_counted(const gr_controller *controller,

@@ -787,7 +787,7 @@ static bool keep_attempt(gr_training *t)
 }
 
 /* ---- Status ---------------------------------------------------------------------------------- */
-static void tell_status(gr_training *t)
+static void report_status(gr_training *t)
 {
     char message[GR_EVENT_BYTES];
     const gr_training_role *role = &t->roles[0];
@@ -809,7 +809,7 @@ static void tell_status(gr_training *t)
         gr_training_set_condition(t, "Running", true, "Running", message);
     }
     if (role->active > 0 && is_native(gr_object_at(t->look.job, "spec"))) {
-        gr_job_progress_tell(t, role);
+        gr_job_progress_report(t, role);
     }
 }
 
@@ -853,7 +853,7 @@ static const gr_training_kind gradusjob = {.kind = &gr_gradusjob_v1,
                                            .keep_attempt = keep_attempt,
                                            .complete_labels = complete_labels,
                                            .complete_pod = complete_pod,
-                                           .tell_status = tell_status};
+                                           .report_status = report_status};
 
 static gr_status reconcile(const gr_operator_view *view, gr_operator_result *result_out,
                            gr_diag *diag)

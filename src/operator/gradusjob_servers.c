@@ -191,7 +191,7 @@ bool gr_gradusjob_clear_servers(gr_training *t, const gr_gradusjob_servers *s)
     return true;
 }
 
-static void tell_replaced(gr_training *t, int64_t number)
+static void report_replaced(gr_training *t, int64_t number)
 {
     char message[GR_EVENT_BYTES];
     snprintf(message, sizeof message,
@@ -211,7 +211,7 @@ void gr_gradusjob_replace_servers(gr_training *t, int64_t most)
     role->is_closed = false;
     for (int64_t n = 0; n < role->replicas; n++) {
         if (role->pods[n] == NULL) {
-            tell_replaced(t, n);
+            report_replaced(t, n);
             made++;
         } else if (gr_training_has_ended(role->pods[n])) { /* the next look finds its name free */
             (void)gr_look_delete(&t->look, role->pods[n]);

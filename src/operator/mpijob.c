@@ -278,7 +278,7 @@ static void look(gr_mpijob *m)
         clean_up(m);
     }
     if (!m->look.is_stopped) {
-        gr_mpijob_tell_status(m);
+        gr_mpijob_report_status(m);
     }
 }
 

@@ -63,6 +63,6 @@ void gr_mpijob_add_agent_command(gr_mpijob *m, json_t *container);
 /* Zeroes the counts of "Launcher" or "Worker"; returns them. */
 json_t *gr_mpijob_zero_replicas(gr_mpijob *m, const char *role);
 /* What launcher and workers mean for the job. */
-void gr_mpijob_tell_status(gr_mpijob *m);
+void gr_mpijob_report_status(gr_mpijob *m);
 
 #endif

@@ -116,5 +116,5 @@ void gr_mpijob_validate(const json_t *job, char sentence_out[GR_EVENT_BYTES])
         gr_check_is_one_of(&p, json_object_get(annotations, GR_MPIJOB_LAUNCH),
                            "metadata.annotations[" GR_MPIJOB_LAUNCH "]", gr_mpijob_launches);
     }
-    gr_problems_tell(&p, sentence_out);
+    gr_problems_describe(&p, sentence_out);
 }

@@ -81,7 +81,7 @@ static const json_t *last_failed_launcher(const gr_mpijob *m)
     return last;
 }
 
-static void tell_failed(gr_mpijob *m)
+static void report_failed(gr_mpijob *m)
 {
     const json_t *failed =
         gr_object_condition(gr_object_at(m->launcher, "status.conditions"), "Failed");
@@ -105,7 +105,7 @@ static void tell_failed(gr_mpijob *m)
     }
 }
 
-static void tell_succeeded(gr_mpijob *m)
+static void report_succeeded(gr_mpijob *m)
 {
     char message[GR_EVENT_BYTES];
     cut(message, snprintf(message, sizeof message, "MPIJob %s/%s successfully completed.",
@@ -119,7 +119,7 @@ static void tell_succeeded(gr_mpijob *m)
     }
 }
 
-static void tell_suspension(gr_mpijob *m)
+static void report_suspension(gr_mpijob *m)
 {
     if (m->is_suspended) {
         if (gr_look_set_condition(&m->look, "Suspended", true, "MPIJobSuspended",
@@ -136,7 +136,7 @@ static void tell_suspension(gr_mpijob *m)
 }
 
 /* Counts the launcher; returns how many of its pods run. */
-static int64_t tell_launcher(gr_mpijob *m)
+static int64_t report_launcher(gr_mpijob *m)
 {
     if (m->launcher == NULL) {
         return 0;
@@ -147,9 +147,9 @@ static int64_t tell_launcher(gr_mpijob *m)
     put_count(m, counts, "failed", gr_object_int(m->launcher, "status.failed", 0));
     if (gr_object_holds(conditions, "Complete")) {
         put_count(m, counts, "succeeded", 1);
-        tell_succeeded(m);
+        report_succeeded(m);
     } else if (gr_object_holds(conditions, "Failed")) {
-        tell_failed(m);
+        report_failed(m);
     } else {
         put_count(m, counts, "active", running);
     }
@@ -157,7 +157,7 @@ static int64_t tell_launcher(gr_mpijob *m)
 }
 
 /* Counts the workers; returns how many run. */
-static int64_t tell_workers(gr_mpijob *m)
+static int64_t report_workers(gr_mpijob *m)
 {
     int64_t active = 0, succeeded = 0, failed = 0, evicted = 0;
     size_t i;
@@ -187,7 +187,7 @@ static int64_t tell_workers(gr_mpijob *m)
 
 /* Who computes how long a job ran looks for Running, also where it was over before anybody saw it
  * run. */
-static void tell_never_running(gr_mpijob *m)
+static void report_never_running(gr_mpijob *m)
 {
     const char *time = gr_object_text(m->look.status, "completionTime");
     gr_object_append(
@@ -201,12 +201,12 @@ static void tell_never_running(gr_mpijob *m)
         &m->look.no_memory);
 }
 
-void gr_mpijob_tell_status(gr_mpijob *m)
+void gr_mpijob_report_status(gr_mpijob *m)
 {
     char message[GR_EVENT_BYTES];
-    tell_suspension(m);
-    int64_t launchers = tell_launcher(m);
-    int64_t workers = tell_workers(m);
+    report_suspension(m);
+    int64_t launchers = report_launcher(m);
+    int64_t workers = report_workers(m);
     const json_t *conditions = json_object_get(m->look.status, "conditions");
     if (m->is_suspended) {
         snprintf(message, sizeof message, "MPIJob %s/%s is suspended.", m->look.space,
@@ -214,7 +214,7 @@ void gr_mpijob_tell_status(gr_mpijob *m)
         (void)gr_look_set_condition(&m->look, "Running", false, "MPIJobSuspended", message);
     } else if (gr_object_holds(conditions, "Succeeded") || gr_object_holds(conditions, "Failed")) {
         if (gr_object_condition(conditions, "Running") == NULL) {
-            tell_never_running(m);
+            report_never_running(m);
         }
     } else if (launchers >= 1 && workers == (int64_t)json_array_size(m->pods)) {
         snprintf(message, sizeof message, "MPIJob %s/%s is running.", m->look.space, m->look.name);

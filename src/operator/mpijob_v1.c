@@ -295,7 +295,7 @@ static void complete_pod(gr_training *t, const gr_training_role *role, int64_t i
     add_config_volume(t, pod_spec, role->is_single);
 }
 
-static void tell_created(gr_training *t, const gr_training_role *role, const char *pod)
+static void report_created(gr_training *t, const gr_training_role *role, const char *pod)
 {
     char message[GR_EVENT_BYTES];
     if (role->is_single) {
@@ -308,7 +308,7 @@ static void tell_created(gr_training *t, const gr_training_role *role, const cha
 }
 
 /* ---- Status ---------------------------------------------------------------------------------- */
-static void tell_failed(gr_training *t, const gr_training_role *role)
+static void report_failed(gr_training *t, const gr_training_role *role)
 {
     char message[GR_EVENT_BYTES];
     snprintf(message, sizeof message,
@@ -319,7 +319,7 @@ static void tell_failed(gr_training *t, const gr_training_role *role)
 }
 
 /* The launcher decides, and no worker may fail. */
-static void tell_status(gr_training *t)
+static void report_status(gr_training *t)
 {
     char message[GR_EVENT_BYTES];
     const gr_training_role *launcher = gr_training_find_role(t, "Launcher");
@@ -339,7 +339,7 @@ static void tell_status(gr_training *t)
     for (size_t r = 0; r < t->role_count; r++) {
         const gr_training_role *role = &t->roles[r];
         if (role->failed > 0 && strcmp(role->restart_policy, "ExitCode") != 0) {
-            tell_failed(t, role);
+            report_failed(t, role);
         }
     }
 }
@@ -368,8 +368,8 @@ static const gr_training_kind mpijob = {.kind = &gr_mpijob_v1,
                                         .check = check,
                                         .keep_more = keep_more,
                                         .complete_pod = complete_pod,
-                                        .tell_created = tell_created,
-                                        .tell_status = tell_status};
+                                        .report_created = report_created,
+                                        .report_status = report_status};
 
 static gr_status reconcile(const gr_operator_view *view, gr_operator_result *result_out,
                            gr_diag *diag)

@@ -163,7 +163,7 @@ void gr_check_containers(gr_problems *p, const json_t *spec, const char *path)
     }
 }
 
-void gr_problems_tell(const gr_problems *p, char sentence_out[GR_EVENT_BYTES])
+void gr_problems_describe(const gr_problems *p, char sentence_out[GR_EVENT_BYTES])
 {
     sentence_out[0] = '\0';
     if (p->count == 0) {

@@ -20,7 +20,7 @@ typedef struct gr_problems {
 
 void gr_problem(gr_problems *p, const char *format, ...) GR_PRINTF(2, 3);
 /* One sentence about all that is wrong, empty if nothing is. */
-void gr_problems_tell(const gr_problems *p, char sentence_out[GR_EVENT_BYTES]);
+void gr_problems_describe(const gr_problems *p, char sentence_out[GR_EVENT_BYTES]);
 
 void gr_check_is_one_of(gr_problems *p, const json_t *value, const char *path,
                         const char *const *known);

@@ -169,7 +169,7 @@ static bool is_same(const json_t *before, const json_t *progress, bool *no_memor
     return equal;
 }
 
-void gr_job_progress_tell(gr_training *t, const gr_training_role *role)
+void gr_job_progress_report(gr_training *t, const gr_training_role *role)
 {
     const json_t *progress = t->look.view->progress;
     if (t->look.view->asks_progress) {

@@ -22,6 +22,6 @@ json_t *gr_job_progress_read(const char *text, size_t size_bytes);
 /* Has a worker show its page, where the operator asks for such. */
 void gr_job_progress_add_page(gr_training *t, const gr_training_role *role, json_t *container);
 /* Has the workers of this role that run asked, and puts what one has said into the status. */
-void gr_job_progress_tell(gr_training *t, const gr_training_role *role);
+void gr_job_progress_report(gr_training *t, const gr_training_role *role);
 
 #endif

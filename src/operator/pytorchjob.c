@@ -234,7 +234,7 @@ static void keep_autoscaler(gr_training *t)
 
 /* ---- Status ---------------------------------------------------------------------------------- */
 /* A role whose pods failed: they are made anew, or the job has failed. */
-static void tell_failed(gr_training *t, const gr_training_role *role)
+static void report_failed(gr_training *t, const gr_training_role *role)
 {
     char message[GR_EVENT_BYTES];
     bool has_failed = strcmp(role->restart_policy, "Never") == 0;
@@ -255,7 +255,7 @@ static void tell_failed(gr_training *t, const gr_training_role *role)
 }
 
 /* The master decides; without one, all workers, or the first that is done of an elastic job. */
-static void tell_status(gr_training *t)
+static void report_status(gr_training *t)
 {
     char message[GR_EVENT_BYTES];
     bool has_master = gr_training_find_role(t, "Master") != NULL;
@@ -278,7 +278,7 @@ static void tell_status(gr_training *t)
             gr_training_set_condition(t, "Running", true, "Running", message);
         }
         if (role->failed > 0 && role->replicas > role->succeeded + role->active) {
-            tell_failed(t, role);
+            report_failed(t, role);
         }
     }
 }
@@ -315,7 +315,7 @@ static const gr_training_kind pytorchjob = {.kind = &gr_pytorchjob_v1,
                                             .check = check,
                                             .keep_first = keep_autoscaler,
                                             .complete_pod = complete_pod,
-                                            .tell_status = tell_status};
+                                            .report_status = report_status};
 
 static gr_status reconcile(const gr_operator_view *view, gr_operator_result *result_out,
                            gr_diag *diag)

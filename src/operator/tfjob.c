@@ -98,7 +98,7 @@ static bool has_worker_0_succeeded(const gr_training_role *worker)
     return worker->replicas > 0 && gr_object_is_text(worker->pods[0], "status.phase", "Succeeded");
 }
 
-static void tell_decided(gr_training *t, const gr_training_role *role, bool is_done)
+static void report_decided(gr_training *t, const gr_training_role *role, bool is_done)
 {
     char message[GR_EVENT_BYTES];
     if (is_done) {
@@ -113,7 +113,7 @@ static void tell_decided(gr_training *t, const gr_training_role *role, bool is_d
 
 /* The chief or master decides; without one, worker 0, or all workers by successPolicy. A pod that
  * failed fails the job, unless it restarts or workers may come and go. */
-static void tell_status(gr_training *t)
+static void report_status(gr_training *t)
 {
     char message[GR_EVENT_BYTES];
     bool has_chief =
@@ -127,7 +127,7 @@ static void tell_status(gr_training *t)
         if (has_chief ? is_chief : is_worker) {
             bool is_done = role->succeeded == role->replicas ||
                            (!has_chief && !needs_all && has_worker_0_succeeded(role));
-            tell_decided(t, role, is_done);
+            report_decided(t, role, is_done);
             if (is_done) {
                 break;
             }
@@ -171,7 +171,7 @@ static const gr_training_kind tfjob = {.kind = &gr_tfjob_v1,
                                        .restarts_failed = true,
                                        .check = check,
                                        .complete_pod = complete_pod,
-                                       .tell_status = tell_status};
+                                       .report_status = report_status};
 
 static gr_status reconcile(const gr_operator_view *view, gr_operator_result *result_out,
                            gr_diag *diag)

@@ -94,7 +94,7 @@ static json_t *status_of_role(const gr_training *t, const gr_training_role *role
     return json_object_get(gr_object_at(t->look.status, "replicaStatuses"), role->name);
 }
 
-static void tell_counts(gr_training *t, const gr_training_role *role)
+static void report_counts(gr_training *t, const gr_training_role *role)
 {
     json_t *counts = json_object();
     put_count(t, counts, "active", role->active);
@@ -162,8 +162,8 @@ static void sort_objects(gr_training *t)
 
 /* ---- Deleting -------------------------------------------------------------------------------- */
 /* Tells of what is made or deleted, "Created" or "Deleted". */
-static void tell_change(gr_training *t, const char *done, const char *reason_end,
-                        const json_t *object)
+static void report_change(gr_training *t, const char *done, const char *reason_end,
+                          const json_t *object)
 {
     bool is_pod = gr_object_is_text(object, "kind", "Pod");
     char reason[64], message[GR_EVENT_BYTES];
@@ -179,7 +179,7 @@ static bool delete_own(gr_training *t, const json_t *object)
     if (object == NULL || !gr_look_delete(&t->look, object)) {
         return false;
     }
-    tell_change(t, "Deleted", "Delete", object);
+    report_change(t, "Deleted", "Delete", object);
     return true;
 }
 
@@ -497,7 +497,7 @@ bool gr_training_exit_code(const gr_training_role *role, const json_t *pod, int6
     return false;
 }
 
-static void tell_exit(gr_training *t, const gr_training_role *role, const json_t *pod)
+static void report_exit(gr_training *t, const gr_training_role *role, const json_t *pod)
 {
     char message[GR_EVENT_BYTES];
     int64_t code;
@@ -535,7 +535,7 @@ static void judge_failed(gr_training *t, const gr_training_role *role, const jso
 
 /* Why a container waits: an image that cannot be had, failures one after the other; or how it
  * ended, though its pod goes on. */
-static void tell_container(gr_training *t, const char *pod, const json_t *status)
+static void report_container(gr_training *t, const char *pod, const json_t *status)
 {
     char message[GR_EVENT_BYTES];
     const char *name = gr_object_text(status, "name");
@@ -559,7 +559,7 @@ static void tell_container(gr_training *t, const char *pod, const json_t *status
 
 /* What keeps a pod that has not ended from its work: its containers, or that no node has room. The
  * API server's client counts an event that is sent again. */
-static void tell_abnormal(gr_training *t, const json_t *pod)
+static void report_abnormal(gr_training *t, const json_t *pod)
 {
     static const char *const lists[] = {"status.initContainerStatuses", "status.containerStatuses"};
     char message[GR_EVENT_BYTES];
@@ -569,7 +569,7 @@ static void tell_abnormal(gr_training *t, const json_t *pod)
     for (size_t l = 0; l < sizeof lists / sizeof lists[0]; l++) {
         json_array_foreach(gr_object_at(pod, lists[l]), i, status)
         {
-            tell_container(t, name, status);
+            report_container(t, name, status);
         }
     }
     status = gr_object_condition(gr_object_at(pod, "status.conditions"), "PodScheduled");
@@ -612,7 +612,7 @@ static void count_pods(gr_training *t, gr_training_role *role)
                    role->failed != gr_object_int(before, "failed", 0);
     bool is_told = role->is_new && t->kind->container != NULL;
     for (int64_t n = 0; n < role->replicas && is_told; n++) {
-        tell_exit(t, role, role->pods[n]);
+        report_exit(t, role, role->pods[n]);
     }
 }
 
@@ -634,10 +634,10 @@ static bool keep_object(gr_training *t, const gr_training_role *role, int64_t in
         }
     }
     json_t *object = make(t, role, index);
-    if (object != NULL && t->kind->tell_created != NULL) {
-        t->kind->tell_created(t, role, gr_object_text(object, "metadata.name"));
+    if (object != NULL && t->kind->report_created != NULL) {
+        t->kind->report_created(t, role, gr_object_text(object, "metadata.name"));
     } else if (object != NULL) {
-        tell_change(t, "Created", "Create", object);
+        report_change(t, "Created", "Create", object);
     }
     gr_look_write(&t->look, "create", object);
     return true;
@@ -657,14 +657,14 @@ static bool keep_role(gr_training *t, gr_training_role *role)
         if (gr_training_has_phase(pod, "Failed")) {
             judge_failed(t, role, pod);
         } else if (gr_training_has_phase(pod, "Pending") || gr_training_has_phase(pod, "Running")) {
-            tell_abnormal(t, pod);
+            report_abnormal(t, pod);
         }
         if (t->kind->has_services &&
             !keep_object(t, role, n, role->services[n], "Service", gr_training_service)) {
             return false;
         }
     }
-    tell_counts(t, role);
+    report_counts(t, role);
     return true;
 }
 
@@ -687,7 +687,7 @@ static void keep_objects(gr_training *t)
     }
     gr_object_put_default(t->look.status, "startTime", json_string(t->look.view->now),
                           &t->look.no_memory);
-    t->kind->tell_status(t);
+    t->kind->report_status(t);
     if (holds(t, "Failed")) { /* by an exit code */
         gr_object_put_default(t->look.status, "completionTime", json_string(t->look.view->now),
                               &t->look.no_memory);

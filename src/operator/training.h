@@ -64,8 +64,8 @@ typedef struct gr_training_kind {
     void (*complete_pod)(gr_training *t, const gr_training_role *role, int64_t index,
                          json_t *pod_spec);
     /* NULL: as usual */
-    void (*tell_created)(gr_training *t, const gr_training_role *role, const char *pod);
-    void (*tell_status)(gr_training *t); /* what the counts mean */
+    void (*report_created)(gr_training *t, const gr_training_role *role, const char *pod);
+    void (*report_status)(gr_training *t); /* what the counts mean */
 } gr_training_kind;
 
 /* One look at one job. */

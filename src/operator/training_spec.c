@@ -216,7 +216,7 @@ void gr_training_validate(gr_training *t, char sentence_out[GR_EVENT_BYTES])
     gr_check_run_policy(&p, json_object_get(spec, "runPolicy"), "kubeflow.org/training-operator");
     t->kind->check(&p, spec, specs);
     t->look.no_memory |= p.no_memory;
-    gr_problems_tell(&p, sentence_out);
+    gr_problems_describe(&p, sentence_out);
 }
 
 /* ---- Roles ----------------------------------------------------------------------------------- */

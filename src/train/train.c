@@ -446,7 +446,7 @@ static gr_status leave_generation(training_run *r)
 }
 
 /* A step has been done, and `before` is the epoch's meter without it. */
-static void tell_progress(training_run *r, const gr_meter *before)
+static void report_progress(training_run *r, const gr_meter *before)
 {
     const gr_job *job = r->job;
     uint64_t step = r->progress.steps, each = job->steps_per_epoch;
@@ -522,7 +522,7 @@ static gr_status train(training_run *r, gr_diag *diag)
                   (r->progress.epoch.wait_ns - before.wait_ns);
         r->progress.steps = t->reached;
         gr_report_step(&r->report, t->reached, gr_now_ns());
-        tell_progress(r, &before);
+        report_progress(r, &before);
     }
 }
 

@@ -13,7 +13,7 @@ static void tell(gr_quorum *quorum, int number, uint64_t committed, uint8_t memb
 {
     gr_history history = {.committed = committed, .accepted = committed};
     history.committed_members.bits[0] = history.accepted_members.bits[0] = members;
-    assert_int_equal(gr_quorum_tell(quorum, number, &history), GR_OK);
+    assert_int_equal(gr_quorum_add_history(quorum, number, &history), GR_OK);
 }
 
 static bool enough(const gr_quorum *quorum, uint8_t members)
@@ -73,13 +73,13 @@ static void test_strange_histories(void **unused)
     gr_quorum quorum;
     gr_history history = {.committed = 0, .accepted = 1, .accepted_members = {.bits = {1}}};
     assert_int_equal(gr_quorum_init_successor(&quorum, 0, 4, NULL), GR_OK);
-    assert_int_equal(gr_quorum_tell(&quorum, 0, &history), GR_E_PROTOCOL);
+    assert_int_equal(gr_quorum_add_history(&quorum, 0, &history), GR_E_PROTOCOL);
     history.committed = 1;
     history.committed_members.bits[0] = 2;
-    assert_int_equal(gr_quorum_tell(&quorum, 0, &history), GR_E_PROTOCOL);
+    assert_int_equal(gr_quorum_add_history(&quorum, 0, &history), GR_E_PROTOCOL);
     history.committed_members.bits[0] = 3;
-    assert_int_equal(gr_quorum_tell(&quorum, 0, &history), GR_OK);
-    assert_int_equal(gr_quorum_tell(&quorum, 1, &history), GR_E_PROTOCOL);
+    assert_int_equal(gr_quorum_add_history(&quorum, 0, &history), GR_OK);
+    assert_int_equal(gr_quorum_add_history(&quorum, 1, &history), GR_E_PROTOCOL);
     gr_quorum_fini(&quorum);
 }
 

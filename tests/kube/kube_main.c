@@ -222,8 +222,8 @@ static void obey(client *all, const json_t *command)
         gr_kube_lease_stop(own->lease, lease_released, own);
         own->lease = NULL;
     } else if (strcmp(what, "event") == 0) {
-        gr_kube_events_tell(all->events, json_object_get(command, "body"), "Normal",
-                            text_at(command, "reason"), text_at(command, "message"));
+        gr_kube_events_record(all->events, json_object_get(command, "body"), "Normal",
+                              text_at(command, "reason"), text_at(command, "message"));
     } else if (strcmp(what, "stop") == 0) {
         stop(all, own);
     } else if (strcmp(what, "memory") == 0) {

@@ -25,4 +25,4 @@ static void stop(gr_host *host)
 }
 
 const gr_placement placement_nothing = {
-    .name = "nothing", .start = start, .stop = stop, .watch = gr_placement_tell_loss};
+    .name = "nothing", .start = start, .stop = stop, .watch = gr_placement_describe_loss};

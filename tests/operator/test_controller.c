@@ -552,7 +552,8 @@ static void tell(fixture *f, const gr_question *question, const char *text)
 {
     size_t size_bytes = text != NULL ? strlen(text) : 0;
     assert_int_equal(
-        gr_controller_told(f->controller, question, f->now.monotonic_us, text, size_bytes), GR_OK);
+        gr_controller_answered(f->controller, question, f->now.monotonic_us, text, size_bytes),
+        GR_OK);
 }
 
 static bool ask(fixture *f, gr_question *question_out)

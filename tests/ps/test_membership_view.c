@@ -174,7 +174,7 @@ static void deliver(world *w, int from, int to)
     const message what = p->messages[0];
     memmove(&p->messages[0], &p->messages[1], (size_t)--p->count * sizeof p->messages[0]);
     if (!what.table) {
-        gr_ps_membership_hear(&w->at[to], from, &what.view);
+        gr_ps_membership_receive(&w->at[to], from, &what.view);
     } else if (w->joining[to]) {
         if (what.new_table.alive[to] && what.new_table.incarnation[to] == w->incarnation[to]) {
             gr_ps_membership_init(&w->at[to], to, &what.new_table);
@@ -434,15 +434,15 @@ static void one_that_alone_has_added_another_is_no_quorum(void **state)
     gr_ps_membership_init(&high, 1, &table);
     gr_ps_membership_add(&high, 2, 7);
     assert_false(gr_ps_membership_decide(&high)); /* server 0 has not said so */
-    gr_ps_membership_hear(&low, 1, &high.own);
-    gr_ps_membership_hear(&high, 0, &low.own);
+    gr_ps_membership_receive(&low, 1, &high.own);
+    gr_ps_membership_receive(&high, 0, &low.own);
     assert_true(gr_ps_membership_decide(&high));
     assert_true(high.table.alive[2]);
     const gr_ps_view added = {.epoch = high.own.epoch, .hash = high.own.hash, .lost = 1};
     gr_ps_membership_lose(&low, 1, false);
     assert_true(gr_ps_membership_decide(&low));
     gr_ps_membership_lose(&high, 0, false);
-    gr_ps_membership_hear(&high, 2, &added);
+    gr_ps_membership_receive(&high, 2, &added);
     assert_false(gr_ps_membership_decide(&high));
     assert_int_equal(gr_ps_membership_take(&high, &low.table), GR_PS_TABLE_OUT);
 }

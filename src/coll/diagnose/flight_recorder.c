@@ -169,8 +169,8 @@ typedef struct text {
     size_t left;
 } text;
 
-static void say(text *out, const char *format, ...) GR_PRINTF(2, 3);
-static void say(text *out, const char *format, ...)
+static void append(text *out, const char *format, ...) GR_PRINTF(2, 3);
+static void append(text *out, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
@@ -219,26 +219,26 @@ void gr_flight_recorder_describe_number(const gr_flight_recorder *record, uint16
 {
     text out = {.at = text_out, .left = GR_FLIGHT_RECORDER_NUMBER_BYTES};
     if (is_message && number == GR_FLIGHT_RECORDER_NO_NUMBER) {
-        say(&out, "a message");
+        append(&out, "a message");
     } else {
-        say(&out, "%s %u", is_message ? "message" : "operation",
-            gr_flight_recorder_shown_number(record, comm, number, is_message));
+        append(&out, "%s %u", is_message ? "message" : "operation",
+               gr_flight_recorder_shown_number(record, comm, number, is_message));
     }
     if (comm != 0) {
-        say(&out, " of sub-group %u", comm);
+        append(&out, " of sub-group %u", comm);
     } else if (is_of_startup(record, comm, number, is_message)) {
-        say(&out, " of the start-up");
+        append(&out, " of the start-up");
     }
 }
 
-static void say_site(text *out, const gr_flight_recorder_entry *entry)
+static void append_site(text *out, const gr_flight_recorder_entry *entry)
 {
     if (entry->site[0]) {
-        say(out, " at %s", entry->site);
+        append(out, " at %s", entry->site);
     } else if (entry->caller != 0) {
         char where[GR_FLIGHT_RECORDER_TEXT_BYTES];
         gr_flight_recorder_describe_caller(entry->caller, where, sizeof where);
-        say(out, " %s", where);
+        append(out, " %s", where);
     }
 }
 
@@ -252,17 +252,17 @@ const char *gr_flight_recorder_algorithm(uint8_t algorithm)
     return name ? name : "an unknown algorithm";
 }
 
-static void say_source(text *out, const gr_flight_recorder_entry *entry)
+static void append_source(text *out, const gr_flight_recorder_entry *entry)
 {
     if (entry->root == GR_ANY_SOURCE) {
-        say(out, " from any rank");
+        append(out, " from any rank");
     } else {
-        say(out, " from rank %d", entry->root);
+        append(out, " from rank %d", entry->root);
     }
     if (entry->tag == GR_ANY_TAG) {
-        say(out, " (any tag)");
+        append(out, " (any tag)");
     } else {
-        say(out, " (tag %u)", entry->tag);
+        append(out, " (tag %u)", entry->tag);
     }
 }
 
@@ -274,41 +274,41 @@ void gr_flight_recorder_describe(const gr_flight_recorder_entry *entry, char *te
     gr_dtype dtype = (gr_dtype)entry->dtype;
     unsigned long long count = entry->count;
     if (coll == GR_COLL_BARRIER) {
-        say(&out, "%s", gr_coll_name(coll));
+        append(&out, "%s", gr_coll_name(coll));
     } else if (coll == GR_COLL_ALLTOALL && count == 0) { /* each rank has counts of its own */
-        say(&out, "%s of %s", gr_coll_name(coll), gr_dtype_name(dtype));
+        append(&out, "%s of %s", gr_coll_name(coll), gr_dtype_name(dtype));
     } else {
-        say(&out, "%s of %llu %s%s", gr_coll_name(coll), count, gr_dtype_name(dtype),
-            gr_coll_traits_of[coll].blocks ? " a rank" : "");
+        append(&out, "%s of %llu %s%s", gr_coll_name(coll), count, gr_dtype_name(dtype),
+               gr_coll_traits_of[coll].blocks ? " a rank" : "");
     }
     switch (coll) {
     case GR_COLL_SEND:
-        say(&out, " to rank %d (tag %u)", entry->root, entry->tag);
+        append(&out, " to rank %d (tag %u)", entry->root, entry->tag);
         break;
     case GR_COLL_RECV:
-        say_source(&out, entry);
+        append_source(&out, entry);
         break;
     case GR_COLL_BROADCAST:
     case GR_COLL_SCATTER:
-        say(&out, " from rank %d", entry->root);
+        append(&out, " from rank %d", entry->root);
         break;
     case GR_COLL_REDUCE:
     case GR_COLL_GATHER:
-        say(&out, " to rank %d", entry->root);
+        append(&out, " to rank %d", entry->root);
         break;
     default:
         break;
     }
     if (gr_coll_traits_of[coll].reduces) {
-        say(&out, " (%s over %d)", gr_redop_name((gr_redop)entry->op), entry->shards);
+        append(&out, " (%s over %d)", gr_redop_name((gr_redop)entry->op), entry->shards);
     }
     if (coll < GR_COLL_SEND) {
-        say(&out, " by %s", gr_flight_recorder_algorithm(entry->algorithm));
+        append(&out, " by %s", gr_flight_recorder_algorithm(entry->algorithm));
     }
     if (entry->name[0]) {
-        say(&out, " \"%s\"", entry->name);
+        append(&out, " \"%s\"", entry->name);
     }
-    say_site(&out, entry);
+    append_site(&out, entry);
 }
 
 /* ---- The record of another process ----------------------------------------------------------- */
@@ -399,13 +399,13 @@ void gr_flight_recorder_last(const gr_flight_recorder *record, uint64_t now, cha
     gr_flight_recorder_describe_number(record, entry->comm, entry->number,
                                        gr_flight_recorder_is_message(entry), number);
     if (open) {
-        say(&out, "in %s, %s, for %.1f s", number, what,
-            seconds_between(record, entry->started, now));
+        append(&out, "in %s, %s, for %.1f s", number, what,
+               seconds_between(record, entry->started, now));
     } else if (entry->status < 0) {
-        say(&out, "after %s, %s, had failed", number, what);
+        append(&out, "after %s, %s, had failed", number, what);
     } else {
-        say(&out, "between operations, %.1f s after %s, %s",
-            seconds_between(record, entry->ended, now), number, what);
+        append(&out, "between operations, %.1f s after %s, %s",
+               seconds_between(record, entry->ended, now), number, what);
     }
 }
 

@@ -57,7 +57,7 @@ static culprit find_culprit(const gr_diagnosis *d, const gr_op *op)
 }
 
 /* ---- Saying it ------------------------------------------------------------------------------- */
-static void say_rank(const gr_diagnosis *d, int rank, char *text_out, size_t size_bytes)
+static void describe_rank(const gr_diagnosis *d, int rank, char *text_out, size_t size_bytes)
 {
     const char *host =
         d->config.host_name && rank >= 0 ? d->config.host_name(d->config.host_arg, rank) : NULL;
@@ -70,8 +70,8 @@ static void say_rank(const gr_diagnosis *d, int rank, char *text_out, size_t siz
     }
 }
 
-static void say_last(const gr_diagnosis *d, const culprit *found, const gr_op *op, char *text_out,
-                     size_t size_bytes)
+static void describe_last(const gr_diagnosis *d, const culprit *found, const gr_op *op,
+                          char *text_out, size_t size_bytes)
 {
     const gr_diagnosis_peer *from = found->peer >= 0 ? &d->peers[found->peer] : NULL;
     gr_op_id own = gr_op_identity(op);
@@ -106,8 +106,8 @@ static void say_last(const gr_diagnosis *d, const culprit *found, const gr_op *o
 }
 
 /* "; nor has anything come from rank 3, 4 and 2 more" */
-static void say_others(const gr_diagnosis *d, int named, const gr_op *op, char *text_out,
-                       size_t size_bytes)
+static void describe_others(const gr_diagnosis *d, int named, const gr_op *op, char *text_out,
+                            size_t size_bytes)
 {
     const gr_exec *exec = d->config.exec;
     int count = 0;
@@ -129,15 +129,16 @@ static void say_others(const gr_diagnosis *d, int named, const gr_op *op, char *
     }
 }
 
-static void say_stall(const gr_diagnosis *d, const gr_op *op, int64_t idle_us, gr_diag *diag_out)
+static void describe_stall(const gr_diagnosis *d, const gr_op *op, int64_t idle_us,
+                           gr_diag *diag_out)
 {
     culprit found = find_culprit(d, op);
     char what[OPERATION_BYTES], rank[64], last[160], others[128];
     gr_exec_describe_op(d->config.exec, op, what, sizeof what);
-    say_rank(d, found.peer, rank, sizeof rank);
+    describe_rank(d, found.peer, rank, sizeof rank);
     if (found.peer == found.via) {
-        say_last(d, &found, op, last, sizeof last);
-        say_others(d, found.peer, op, others, sizeof others);
+        describe_last(d, &found, op, last, sizeof last);
+        describe_others(d, found.peer, op, others, sizeof others);
     } else {
         snprintf(last, sizeof last, "; so does rank %d, through which it would come here",
                  found.via);
@@ -174,7 +175,7 @@ static int64_t poll_timeout(gr_diagnosis *d, const gr_op *op, int64_t idle_us, i
     }
     if (idle_us >= limit_us) {
         gr_diag diag;
-        say_stall(d, op, idle_us, &diag);
+        describe_stall(d, op, idle_us, &diag);
         gr_exec_end_group(d->config.exec, gr_op_identity(op).comm, &diag);
         return GR_NEVER;
     }
@@ -192,7 +193,7 @@ static int64_t poll_warning(gr_diagnosis *d, gr_op *op, int64_t idle_us, int64_t
     }
     gr_diag diag;
     watch->warned = true;
-    say_stall(d, op, idle_us, &diag);
+    describe_stall(d, op, idle_us, &diag);
     gr_log_write(d->config.log, GR_LOG_WARN, "coll", "%s", diag.text);
     gr_timeline *timeline = gr_exec_timeline(d->config.exec);
     if (timeline) {

@@ -217,7 +217,7 @@ static void write_text(gr_timeline *timeline, uint32_t kind, uint32_t what, uint
 }
 
 /* An address means something in this process alone: once it is told what. */
-static void tell_site(gr_timeline *timeline, uint64_t caller)
+static void write_site(gr_timeline *timeline, uint64_t caller)
 {
     uint64_t *known = &timeline->sites[(caller ^ caller >> 8) & (SITES - 1)];
     if (*known == caller) {
@@ -238,7 +238,7 @@ gr_timeline_op *gr_timeline_begin(gr_timeline *timeline, const gr_flight_recorde
     size_t size = padded(sizeof(gr_timeline_op) + name + site);
     pthread_mutex_lock(&timeline->lock);
     if (site == 0 && entry->caller != 0) {
-        tell_site(timeline, entry->caller);
+        write_site(timeline, entry->caller);
     }
     gr_timeline_op *op = reserve(timeline, size);
     if (op) {

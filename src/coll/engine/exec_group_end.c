@@ -62,8 +62,8 @@ static int32_t rank_in_job(const gr_exec *exec, int32_t rank)
 }
 
 /* `asks`: the ranks have not told us. A report that is lost is said again. */
-static void tell_ranks(const gr_exec *exec, const gr_exec_ending *ending, const int *ranks,
-                       int count, bool asks)
+static void notify_ranks(const gr_exec *exec, const gr_exec_ending *ending, const int *ranks,
+                         int count, bool asks)
 {
     gr_op_report report = {.kind = GR_REPORT_ENDED,
                            .rank = exec->rank,
@@ -79,14 +79,14 @@ static void tell_ranks(const gr_exec *exec, const gr_exec_ending *ending, const 
         memcpy(report.awaits, ranks, report.awaits_count * sizeof report.awaits[0]);
         ranks += report.awaits_count;
         count -= (int)report.awaits_count;
-        (void)gr_diagnosis_tell(exec->diagnosis, &report);
+        (void)gr_diagnosis_receive(exec->diagnosis, &report);
     }
 }
 _Static_assert((int)GR_REPORT_TEXT_BYTES == (int)GR_DIAG_TEXT_BYTES, "a sentence is told whole");
 
-static void tell_missing(gr_exec *exec, gr_exec_ending *ending, int64_t now_us)
+static void notify_missing(gr_exec *exec, gr_exec_ending *ending, int64_t now_us)
 {
-    tell_ranks(exec, ending, ending->world, ending->missing, true);
+    notify_ranks(exec, ending, ending->world, ending->missing, true);
     ending->repeat_us = now_us + REPEAT_US;
 }
 
@@ -180,7 +180,7 @@ void gr_exec_end_group(gr_exec *exec, uint16_t comm, const gr_diag *diag)
                        "sub-group %u of %s has ended: %.440s", comm, ranks, diag->text);
     gr_exec_ending *ending = begin_ending(exec, group, &named);
     if (ending) {
-        tell_missing(exec, ending, gr_clock_now_us(&exec->clock));
+        notify_missing(exec, ending, gr_clock_now_us(&exec->clock));
     }
 }
 
@@ -228,7 +228,7 @@ void gr_exec_end_reported(gr_exec *exec, const gr_op_report *report)
         ending = begin_ending(exec, group, &diag);
         if (ending) {
             note_reported(ending, report->rank);
-            tell_missing(exec, ending, gr_clock_now_us(&exec->clock));
+            notify_missing(exec, ending, gr_clock_now_us(&exec->clock));
         }
     } else if (lives || report->serial > exec->serial_seen) {
         return; /* it is being made here: the rank asks again */
@@ -245,7 +245,7 @@ void gr_exec_end_reported(gr_exec *exec, const gr_op_report *report)
                                        .serial = report->serial,
                                        .diag = {.status = GR_E_COMM_BROKEN, .peer_rank = -1}};
         const int rank = report->rank;
-        tell_ranks(exec, &answer, &rank, 1, false);
+        notify_ranks(exec, &answer, &rank, 1, false);
     }
 }
 
@@ -361,7 +361,7 @@ int64_t gr_exec_poll_endings(gr_exec *exec, int64_t now_us, int64_t skipped_us)
             return GR_NEVER; /* all are gone */
         }
         if (ending->missing > 0 && now_us >= ending->repeat_us) {
-            tell_missing(exec, ending, now_us);
+            notify_missing(exec, ending, now_us);
         }
         next_us =
             gr_earlier_us(next_us, ending->missing > 0 ? ending->repeat_us : now_us + REPEAT_US);

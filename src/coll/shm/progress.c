@@ -391,7 +391,7 @@ static inline void pack(gr_shm_coll_op *op)
 }
 
 /* For who compares it later. */
-static void say_call(const gr_shm_coll_op *op)
+static void publish_call(const gr_shm_coll_op *op)
 {
     shm_call *call = call_of(op->shm, op->seq, op->shm->rank);
     atomic_store_explicit(&call->fingerprint, op->fingerprint, memory_order_relaxed);
@@ -445,7 +445,7 @@ static void post_control(gr_shm_coll_op *op)
 
 static void post(gr_shm_coll_op *op)
 {
-    say_call(op);
+    publish_call(op);
     if (op->is_silent) {
         post_silently(op);
     } else {
@@ -457,7 +457,7 @@ static void post(gr_shm_coll_op *op)
 
 /* ---- All have come --------------------------------------------------------------------------- */
 /* Ours is done: now we wait for the others. */
-static void say_done(gr_shm_coll_op *op, shm_state next)
+static void publish_done(gr_shm_coll_op *op, shm_state next)
 {
     op->state = next;
     op->arrived = 0;
@@ -485,7 +485,7 @@ static gr_status meet_small(gr_shm_coll_op *op, bool all_packed)
         if ((op->kinds & SHM_COLL_EAGER) == 0) {
             pack(op);
         }
-        say_done(op, SHM_COLL_PACKED);
+        publish_done(op, SHM_COLL_PACKED);
         return GR_PENDING;
     }
     if (op->count > 0 && op->taken != op->taken_end) {
@@ -591,7 +591,7 @@ static gr_status add_own_share(gr_shm_coll_op *op)
         return status;
     }
     flush_wakeups(op, true); /* of what was posted */
-    say_done(op, SHM_COLL_DONE);
+    publish_done(op, SHM_COLL_DONE);
     return GR_PENDING;
 }
 

@@ -121,7 +121,7 @@ gr_status gr_supervisor_publish(gr_supervisor *supervisor, const char *name,
     return status;
 }
 
-static void tell_begun(gr_supervisor *supervisor)
+static void report_begun(gr_supervisor *supervisor)
 {
     const gr_job_message begun = {.kind = GR_JOB_STATUS_IS};
     if (!supervisor->begun && supervisor->config.launcher_fd >= 0) {
@@ -133,7 +133,7 @@ static void tell_begun(gr_supervisor *supervisor)
 void gr_supervisor_note_attempt(gr_supervisor *supervisor, const gr_job_record *record)
 {
     if (supervisor != NULL) {
-        tell_begun(supervisor);
+        report_begun(supervisor);
         write_record(supervisor, record);
     }
 }
@@ -144,7 +144,7 @@ void gr_supervisor_begin(gr_supervisor *supervisor)
     if (supervisor == NULL || supervisor->begun) {
         return;
     }
-    tell_begun(supervisor);
+    report_begun(supervisor);
     if (supervisor->log != NULL && gr_job_folder_record(&supervisor->folder, &record)) {
         record.attempt++;
         write_record(supervisor, &record);
@@ -239,7 +239,7 @@ static void look_after_launcher(gr_supervisor *supervisor)
     }
 }
 
-void gr_supervisor_say(gr_supervisor *supervisor, const char *text, size_t size_bytes)
+void gr_supervisor_print(gr_supervisor *supervisor, const char *text, size_t size_bytes)
 {
     if (supervisor->events.arg == NULL) {
         look_after_launcher(supervisor);

@@ -87,7 +87,7 @@ void gr_supervisor_leave_orphans(const gr_supervisor *supervisor);
 void gr_supervisor_stop(gr_supervisor *supervisor);
 
 /* A line of our own: into the log, and to the launcher's stderr. */
-void gr_supervisor_say(gr_supervisor *supervisor, const char *text, size_t size_bytes);
+void gr_supervisor_print(gr_supervisor *supervisor, const char *text, size_t size_bytes);
 /* The launcher's output cannot be written any more. True: it will be taken for gone, by an event;
  * false: the job cannot do without it, or, with `if_gone`, it is there. */
 bool gr_supervisor_drop_launcher(gr_supervisor *supervisor, bool if_gone);

@@ -11,7 +11,7 @@ static bool takes(const gr_host *host)
 static void watch(const gr_placement_loss *loss, gr_diag *diag)
 {
     if (!loss->starting) {
-        gr_placement_tell_loss(loss, diag);
+        gr_placement_describe_loss(loss, diag);
         return;
     }
     (void)gr_fail(diag, GR_E_PEER_LOST, "the agent that joined from %s is gone: %s",

@@ -32,7 +32,7 @@ gr_status gr_placement_list(char *const *environment, gr_arena *arena, gr_host_l
     return status;
 }
 
-void gr_placement_tell_loss(const gr_placement_loss *loss, gr_diag *diag)
+void gr_placement_describe_loss(const gr_placement_loss *loss, gr_diag *diag)
 {
     const char *words = loss->words[0] != '\0' ? loss->words : "the relay to it was killed";
     char advice[GR_DIAG_TEXT_BYTES] = "";

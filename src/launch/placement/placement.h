@@ -58,6 +58,6 @@ gr_status gr_placement_list(char *const *environment, gr_arena *arena, gr_host_l
                             const gr_placement **placement_out, gr_diag *diag) GR_MUST_CHECK;
 
 /* A `watch`: of a host that could not be had, or was lost. */
-void gr_placement_tell_loss(const gr_placement_loss *loss, gr_diag *diag);
+void gr_placement_describe_loss(const gr_placement_loss *loss, gr_diag *diag);
 
 #endif

@@ -40,4 +40,4 @@ const gr_placement gr_placement_slurm = {.name = "Slurm",
                                          .shell = &shell,
                                          .list = gr_slurm_hosts,
                                          .start = gr_remote_run,
-                                         .watch = gr_placement_tell_loss};
+                                         .watch = gr_placement_describe_loss};

@@ -57,4 +57,4 @@ static const gr_remote_shell shell = {
     .find_words = find_words};
 
 const gr_placement gr_placement_ssh = {
-    .name = "ssh", .shell = &shell, .start = gr_remote_run, .watch = gr_placement_tell_loss};
+    .name = "ssh", .shell = &shell, .start = gr_remote_run, .watch = gr_placement_describe_loss};

@@ -77,7 +77,7 @@ void gr_local_report_fini(gr_local_report *report)
 }
 
 /* ---- What is told ---------------------------------------------------------------------------- */
-static void say(const local_cluster *c, const char *text)
+static void print_line(const local_cluster *c, const char *text)
 {
     gr_sink *sink = c->shared.sinks[1];
     if (sink != NULL) {
@@ -90,7 +90,7 @@ static void note(void *pods_arg, const char *sentence)
 {
     char line[1200];
     snprintf(line, sizeof line, "gradus: %.1100s\n", sentence);
-    say(pods_arg, line);
+    print_line(pods_arg, line);
 }
 
 static int64_t wall_s(void)
@@ -99,14 +99,15 @@ static int64_t wall_s(void)
 }
 
 /* A line of `kubectl get events`. */
-static void tell_event(void *pods_arg, const char *type, const char *reason, const char *kind,
-                       const char *name, const char *message)
+static void print_event(void *pods_arg, const char *type, const char *reason, const char *kind,
+                        const char *name, const char *message)
 {
     local_cluster *c = pods_arg;
     char line[GR_EVENT_BYTES + 800], age[32], object[400];
     if (!c->has_told_title) {
         c->has_told_title = true;
-        say(c, "AGE   TYPE      REASON                    OBJECT                        MESSAGE\n");
+        print_line(
+            c, "AGE   TYPE      REASON                    OBJECT                        MESSAGE\n");
     }
     snprintf(age, sizeof age, "%llds", (long long)(wall_s() - c->began_s));
     snprintf(object, sizeof object, "%.60s/%.253s", kind, name);
@@ -114,7 +115,7 @@ static void tell_event(void *pods_arg, const char *type, const char *reason, con
         *at = *at >= 'A' && *at <= 'Z' ? (char)(*at - 'A' + 'a') : *at;
     }
     snprintf(line, sizeof line, "%-5s %-9s %-25s %-29s %s\n", age, type, reason, object, message);
-    say(c, line);
+    print_line(c, line);
 }
 
 static const char *text_of(const json_t *object, const char *path)
@@ -123,11 +124,11 @@ static const char *text_of(const json_t *object, const char *path)
     return text != NULL ? text : "";
 }
 
-static void tell_event_of(local_cluster *c, const json_t *event)
+static void print_event_of(local_cluster *c, const json_t *event)
 {
-    tell_event(c, text_of(event, "type"), text_of(event, "reason"),
-               text_of(event, "involvedObject.kind"), text_of(event, "involvedObject.name"),
-               text_of(event, "message"));
+    print_event(c, text_of(event, "type"), text_of(event, "reason"),
+                text_of(event, "involvedObject.kind"), text_of(event, "involvedObject.name"),
+                text_of(event, "message"));
 }
 
 /* ---- The store ------------------------------------------------------------------------------- */
@@ -188,7 +189,7 @@ static gr_controller_time now(void)
 static gr_status carry_out(local_cluster *c, const gr_controller_action *action)
 {
     if (strcmp(action->verb, "event") == 0) {
-        tell_event_of(c, action->object);
+        print_event_of(c, action->object);
         return GR_OK;
     }
     if (strcmp(action->verb, "list") == 0) {
@@ -240,7 +241,7 @@ static bool has_ended(const json_t *pod)
 }
 
 /* What the first pod makes true is told with it. */
-static void tell_ways(local_cluster *c, const json_t *pod)
+static void print_addresses(local_cluster *c, const json_t *pod)
 {
     char sentence[600];
     const json_t *container = json_array_get(gr_object_at(pod, "spec.containers"), 0);
@@ -256,7 +257,7 @@ static void start_pod(local_cluster *c, const json_t *pod)
 {
     gr_local_pod *started = NULL;
     if (c->shared.started == 0) {
-        tell_ways(c, pod);
+        print_addresses(c, pod);
     }
     gr_status status =
         c->pod_count < PODS_MAX
@@ -530,7 +531,7 @@ static bool runs_any_pod(const local_cluster *c)
     return any;
 }
 
-static void hear_signal(uv_poll_t *handle, int status, int events)
+static void on_signal(uv_poll_t *handle, int status, int events)
 {
     (void)status;
     (void)events;
@@ -612,7 +613,7 @@ static void apply(local_cluster *c, const json_t *object)
     json_decref(next);
 }
 
-static void hear_change(uv_poll_t *handle, int status, int events)
+static void on_change(uv_poll_t *handle, int status, int events)
 {
     (void)status;
     (void)events;
@@ -650,7 +651,7 @@ static gr_status watch_file(local_cluster *c)
     int error = c->change_fd < 0 ? uv_translate_sys_error(errno)
                                  : uv_poll_init(&c->loop, &c->changes, c->change_fd);
     c->changes.data = c;
-    error = error == 0 ? uv_poll_start(&c->changes, UV_READABLE, hear_change) : error;
+    error = error == 0 ? uv_poll_start(&c->changes, UV_READABLE, on_change) : error;
     return error == 0
                ? GR_OK
                : gr_fail(c->diag, GR_E_IO, "%s cannot be watched: %s", path, uv_strerror(error));
@@ -764,7 +765,7 @@ static gr_status open_loop(local_cluster *c)
     gr_signals_hold(&c->signals_before);
     c->signal_fd = gr_signals_open();
     error = error == 0 ? uv_poll_init(&c->loop, &c->signals, c->signal_fd) : error;
-    error = error == 0 ? uv_poll_start(&c->signals, UV_READABLE, hear_signal) : error;
+    error = error == 0 ? uv_poll_start(&c->signals, UV_READABLE, on_signal) : error;
     c->timer.data = c->signals.data = c;
     return error == 0 ? GR_OK
                       : gr_fail(c->diag, GR_E_IO, "no loop of events: %s", uv_strerror(error));
@@ -864,7 +865,7 @@ gr_status gr_local_run(const gr_local_config *config, gr_local_report *report_ou
     c->shared.timestamps = config->timestamps;
     c->shared.changed = pods_changed;
     c->shared.note = note;
-    c->shared.event = tell_event;
+    c->shared.event = print_event;
     c->shared.pods_arg = c;
     if (status == GR_OK) {
         pump(c);

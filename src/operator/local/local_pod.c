@@ -130,9 +130,9 @@ static bool read_all(pod_stream *stream)
     return false;
 }
 
-static void tell_end(gr_local_pod *pod);
+static void report_end(gr_local_pod *pod);
 
-static void hear_stream(uv_poll_t *handle, int status, int events)
+static void on_stream(uv_poll_t *handle, int status, int events)
 {
     (void)status;
     (void)events;
@@ -144,7 +144,7 @@ static void hear_stream(uv_poll_t *handle, int status, int events)
     ssize_t got = read_stream(stream);
     if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
         close_stream(stream);
-        tell_end(stream->pod);
+        report_end(stream->pod);
     }
 }
 
@@ -153,7 +153,7 @@ void gr_local_pod_go_on(gr_local_pod *pod)
     for (size_t i = 0; i < pod->stream_count; i++) {
         pod_stream *stream = &pod->streams[i];
         if (stream->fd >= 0 && !uv_is_active((uv_handle_t *)&stream->poll)) {
-            (void)uv_poll_start(&stream->poll, UV_READABLE, hear_stream);
+            (void)uv_poll_start(&stream->poll, UV_READABLE, on_stream);
         }
     }
 }
@@ -169,7 +169,7 @@ static void write_status(gr_local_pod *pod)
 }
 
 /* When all of its processes have ended and all that they have written is read. */
-static void tell_end(gr_local_pod *pod)
+static void report_end(gr_local_pod *pod)
 {
     bool is_read = pod->pid == 0;
     for (size_t i = 0; i < pod->stream_count; i++) {
@@ -188,7 +188,7 @@ static void note_killed(gr_local_pod *pod)
     for (size_t i = 0; i < pod->plan.container_count; i++) {
         gr_pod_message killed = {.word = GR_POD_ENDED, .container = (int)i, .value = 128 + SIGKILL};
         if (pod->view.containers[i].state != 2) {
-            gr_pod_view_hear(&pod->view, &killed, gr_store_now(pod->pods->store));
+            gr_pod_view_receive(&pod->view, &killed, gr_store_now(pod->pods->store));
         }
     }
     pod->pods->changed(pod->pods->pods_arg);
@@ -210,10 +210,10 @@ static void end_pod(gr_local_pod *pod)
             close_stream(&pod->streams[i]);
         }
     }
-    tell_end(pod);
+    report_end(pod);
 }
 
-static void hear_message(gr_local_pod *pod, const gr_pod_message *message)
+static void receive_message(gr_local_pod *pod, const gr_pod_message *message)
 {
     gr_local_pods *pods = pod->pods;
     char sentence[GR_POD_TEXT_BYTES + 200];
@@ -235,13 +235,13 @@ static void hear_message(gr_local_pod *pod, const gr_pod_message *message)
                  message->text);
         pods->event(pods->pods_arg, "Warning", "Failed", "pod", pod->plan.name, sentence);
     }
-    gr_pod_view_hear(&pod->view, message, gr_store_now(pods->store));
+    gr_pod_view_receive(&pod->view, message, gr_store_now(pods->store));
     if (message->word != GR_POD_OVER) { /* the end is told when all output is read */
         write_status(pod);
     }
 }
 
-static void hear_control(uv_poll_t *handle, int status, int events)
+static void on_control(uv_poll_t *handle, int status, int events)
 {
     (void)status;
     (void)events;
@@ -250,7 +250,7 @@ static void hear_control(uv_poll_t *handle, int status, int events)
     ssize_t got;
     while ((got = recv(pod->control_fd, &message, sizeof message, MSG_DONTWAIT)) ==
            (ssize_t)sizeof message) {
-        hear_message(pod, &message);
+        receive_message(pod, &message);
     }
     if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
         end_pod(pod);
@@ -427,10 +427,10 @@ static gr_status fork_pod(gr_local_pod *pod, const int *output_fds, gr_diag *dia
     }
     pod->pid = pid;
     pod->control_fd = control[0];
-    gr_status status = watch(pod, &pod->control, pod, pod->control_fd, hear_control, diag);
+    gr_status status = watch(pod, &pod->control, pod, pod->control_fd, on_control, diag);
     for (size_t i = 0; i < pod->stream_count && status == GR_OK; i++) {
-        status = watch(pod, &pod->streams[i].poll, &pod->streams[i], pod->streams[i].fd,
-                       hear_stream, diag);
+        status = watch(pod, &pod->streams[i].poll, &pod->streams[i], pod->streams[i].fd, on_stream,
+                       diag);
     }
     return status;
 }

@@ -75,8 +75,8 @@ static int64_t now_us(void)
     return gr_now_ns() / 1000;
 }
 
-static void tell(const pod_process *p, gr_pod_word word, const pod_container *c, int value,
-                 const char *text)
+static void send_word(const pod_process *p, gr_pod_word word, const pod_container *c, int value,
+                      const char *text)
 {
     gr_pod_message message = {
         .word = (int)word, .container = c != NULL ? (int)(c - p->containers) : -1, .value = value};
@@ -117,7 +117,7 @@ static void end_container(pod_process *p, pod_container *c, int code);
 
 static void refuse(pod_process *p, pod_container *c, const char *why)
 {
-    tell(p, GR_POD_REFUSED, c, GR_CONTAINER_START_ERROR, why);
+    send_word(p, GR_POD_REFUSED, c, GR_CONTAINER_START_ERROR, why);
     end_container(p, c, GR_CONTAINER_START_ERROR);
 }
 
@@ -146,7 +146,7 @@ static void start_container(pod_process *p, pod_container *c, const char *home)
             return;
         }
     }
-    tell(p, GR_POD_BEGUN, c, 0, "");
+    send_word(p, GR_POD_BEGUN, c, 0, "");
     if (c->plan->way == GR_CONTAINER_DELIVER) {
         end_container(p, c, 0);
     }
@@ -180,7 +180,7 @@ static void end_container(pod_process *p, pod_container *c, int code)
     c->restarts++;
     c->state = POD_WAITING;
     c->due_us = now_us() + (int64_t)pause_s * US_PER_S;
-    tell(p, GR_POD_AGAIN, c, pause_s, "");
+    send_word(p, GR_POD_AGAIN, c, pause_s, "");
 }
 
 /* Returns true if the pods' own /etc/hosts has an address of the name. */
@@ -228,7 +228,7 @@ static bool advance(pod_process *p, const char *home)
         }
         if (c->state == POD_RUNNING && c->plan->way == GR_CONTAINER_AWAIT &&
             is_known(p, c->plan->awaited)) {
-            tell(p, GR_POD_ENDED, c, 0, "");
+            send_word(p, GR_POD_ENDED, c, 0, "");
             end_container(p, c, 0);
             has_moved = true;
         }
@@ -253,7 +253,7 @@ static void reap(pod_process *p)
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
         for (size_t i = 0; i < p->count; i++) {
             if (p->containers[i].pid == pid) {
-                tell(p, GR_POD_ENDED, &p->containers[i], code_of(status), "");
+                send_word(p, GR_POD_ENDED, &p->containers[i], code_of(status), "");
                 end_container(p, &p->containers[i], code_of(status));
             }
         }
@@ -293,7 +293,7 @@ static void begin_end(pod_process *p, int64_t grace_s)
         if (c->pid > 0) {
             (void)kill(-c->pid, SIGTERM);
         } else if (c->state == POD_RUNNING) { /* what only stands there for something */
-            tell(p, GR_POD_ENDED, c, 0, "");
+            send_word(p, GR_POD_ENDED, c, 0, "");
             end_container(p, c, 0);
         }
     }
@@ -321,7 +321,7 @@ _Noreturn static void finish(pod_process *p)
     int64_t left_us = p->is_ending ? p->end_us - now_us() : US_PER_S;
     (void)gr_process_tree_signal(SIGTERM);
     gr_process_tree_end(left_us < 0 ? 0 : left_us < US_PER_S ? left_us : US_PER_S);
-    tell(p, GR_POD_OVER, NULL, failed, "");
+    send_word(p, GR_POD_OVER, NULL, failed, "");
     _exit(0);
 }
 
@@ -359,7 +359,7 @@ static void accept_command(pod_process *p)
 }
 
 /* The command, or the end of who gave it: then it ends as well. */
-static void hear_command(pod_process *p, pod_command *command, const char *home)
+static void receive_command(pod_process *p, pod_command *command, const char *home)
 {
     gr_exec_order request;
     char why[GR_POD_TEXT_BYTES] = "there is no such container";
@@ -437,7 +437,7 @@ static bool wait_for_something(pod_process *p, const char *home)
     reap(p);
     for (size_t i = 0; i < COMMANDS_MAX; i++) {
         if (watched[FIRST + i].revents != 0 && p->commands[i].fd == watched[FIRST + i].fd) {
-            hear_command(p, &p->commands[i], home);
+            receive_command(p, &p->commands[i], home);
         }
     }
     if (watched[2].revents != 0) {
@@ -503,13 +503,13 @@ _Noreturn void gr_pod_process_run(const gr_pod_start *start)
     gr_status status = p.containers != NULL ? gr_room_enter(start->plan, start->room, &diag)
                                             : gr_fail(&diag, GR_E_NO_MEMORY, "no memory");
     if (status == GR_E_UNSUPPORTED) {
-        tell(&p, GR_POD_PLAIN, NULL, 0, diag.text);
+        send_word(&p, GR_POD_PLAIN, NULL, 0, diag.text);
         replace_names(&p);
     } else if (status != GR_OK) {
         gr_pod_message message = {.word = GR_POD_REFUSED, .value = GR_CONTAINER_START_ERROR};
         snprintf(message.text, sizeof message.text, "%s", diag.text);
         (void)!send(start->control_fd, &message, sizeof message, MSG_NOSIGNAL);
-        tell(&p, GR_POD_OVER, NULL, 1, "");
+        send_word(&p, GR_POD_OVER, NULL, 1, "");
         _exit(0);
     }
     p.listen_fd =

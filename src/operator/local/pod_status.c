@@ -8,7 +8,7 @@
 
 enum { WAITS, RUNS, HAS_ENDED };
 
-void gr_pod_view_hear(gr_pod_view *view, const gr_pod_message *message, const char *now)
+void gr_pod_view_receive(gr_pod_view *view, const gr_pod_message *message, const char *now)
 {
     if (message->word == GR_POD_OVER) {
         view->is_over = true;

@@ -24,7 +24,7 @@ typedef struct gr_pod_view {
 } gr_pod_view;
 
 /* What the pod's process says becomes part of the view. */
-void gr_pod_view_hear(gr_pod_view *view, const gr_pod_message *message, const char *now);
+void gr_pod_view_receive(gr_pod_view *view, const gr_pod_message *message, const char *now);
 /* A new value; NULL: no memory. */
 json_t *gr_pod_view_status(const gr_pod_view *view);
 

@@ -131,7 +131,7 @@ static void give_version(gr_store *store, json_t *object)
                        version, &store->no_memory);
 }
 
-static json_t *tell(gr_store *store, json_t *object, bool is_there)
+static json_t *publish(gr_store *store, json_t *object, bool is_there)
 {
     store->changed(store->changed_arg, object, is_there);
     json_incref(object);
@@ -149,7 +149,7 @@ static const json_t *replace(gr_store *store, const json_t *old, json_t *next)
     }
     give_version(store, next);
     store->no_memory |= json_array_set_new(store->objects, index_of(store, old), next) != 0;
-    return tell(store, next, true);
+    return publish(store, next, true);
 }
 
 static const json_t *add(gr_store *store, const json_t *object)
@@ -169,7 +169,7 @@ static const json_t *add(gr_store *store, const json_t *object)
         store->no_memory = true;
         return NULL;
     }
-    return tell(store, next, true);
+    return publish(store, next, true);
 }
 
 /* The whole object but for what only the API server sets, or its status alone. */
@@ -230,7 +230,7 @@ void gr_store_remove(gr_store *store, const json_t *object)
     const char *uid = gr_object_text(gone, "metadata.uid");
     (void)json_array_remove(store->objects, index);
     give_version(store, last);
-    tell(store, last, false);
+    publish(store, last, false);
     json_array_foreach(store->objects, i, one)
     {
         if (uid != NULL && is_owned_by(one, uid)) {

@@ -135,7 +135,7 @@ static void count(gr_serve *serve, const gr_serve_write *write, gr_api_answer an
 }
 
 /* The controller gets what became of the action. `object` (borrowed) may be NULL. */
-static void tell(gr_serve_write *write, gr_api_answer answer, const json_t *object)
+static void end_write(gr_serve_write *write, gr_api_answer answer, const json_t *object)
 {
     gr_serve *serve = write->serve;
     gr_controller_job *job = write->job;
@@ -164,12 +164,12 @@ static void take_answer(void *arg, const gr_kube_answer *answer)
     /* The answer to a deletion may be a Status. */
     bool is_status =
         strcmp(or_empty(gr_object_text(object, "kind")), "Status") == 0 && kind == GR_API_OK;
-    tell(write, kind, is_status ? NULL : object);
+    end_write(write, kind, is_status ? NULL : object);
     json_decref(object);
 }
 
 /* ---- Actions --------------------------------------------------------------------------------- */
-static void tell_event(gr_serve *serve, const json_t *event)
+static void record_event(gr_serve *serve, const json_t *event)
 {
     const json_t *about = json_object_get(event, "involvedObject");
     const char *api_version = gr_object_text(about, "apiVersion");
@@ -184,9 +184,9 @@ static void tell_event(gr_serve *serve, const json_t *event)
                   "metadata", "name", gr_object_text(about, "name"), "namespace",
                   gr_object_text(about, "namespace"), "uid", gr_object_text(about, "uid"));
     if (object != NULL && serve->kinds[i] != NULL) {
-        gr_kube_events_tell(serve->events[i], object, or_empty(gr_object_text(event, "type")),
-                            or_empty(gr_object_text(event, "reason")),
-                            or_empty(gr_object_text(event, "message")));
+        gr_kube_events_record(serve->events[i], object, or_empty(gr_object_text(event, "type")),
+                              or_empty(gr_object_text(event, "reason")),
+                              or_empty(gr_object_text(event, "message")));
     }
     json_decref(object);
 }
@@ -234,7 +234,7 @@ static void begin_write(gr_serve *serve, const gr_controller_action *action)
                                .arg = write};
     if (gr_kube_submit(serve->kube, &request, NULL, &diag) != GR_PENDING) {
         gr_serve_warn(serve, diag.text);
-        tell(write, GR_API_FAILED, NULL);
+        end_write(write, GR_API_FAILED, NULL);
     }
 }
 
@@ -252,7 +252,7 @@ int64_t gr_serve_act(gr_serve *serve)
         } else if (action.verb == NULL) {
             continue;
         } else if (strcmp(action.verb, "event") == 0) {
-            tell_event(serve, action.object);
+            record_event(serve, action.object);
         } else if (strcmp(action.verb, "list") == 0) {
             status = gr_serve_watch_again(serve, action.resource, &diag);
             if (status != GR_OK) {
@@ -271,7 +271,8 @@ void gr_serve_take_progress(void *arg, const gr_question *question, const char *
 {
     gr_serve *serve = arg;
     int64_t now_us = gr_clock_now_us(&serve->clock);
-    gr_status status = gr_controller_told(serve->controller, question, now_us, body, size_bytes);
+    gr_status status =
+        gr_controller_answered(serve->controller, question, now_us, body, size_bytes);
     if (status != GR_OK) {
         gr_serve_fail(serve, status, NULL);
     }

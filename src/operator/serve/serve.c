@@ -321,7 +321,7 @@ static gr_status start_controller(gr_serve *serve, gr_diag *diag)
                : status;
 }
 
-static void tell_begin(const gr_serve *serve)
+static void log_start(const gr_serve *serve)
 {
     char kinds[GR_OPERATOR_KINDS_BYTES];
     gr_operator_list_kinds(serve->kinds, kinds);
@@ -362,7 +362,7 @@ static gr_status start(gr_serve *serve, gr_diag *diag)
     if (status != GR_OK || gr_serve_is_over(serve)) {
         return status;
     }
-    tell_begin(serve);
+    log_start(serve);
     status = start_events(serve, diag);
     for (size_t i = 0; i < gr_operator_resource_count && status == GR_OK; i++) {
         if (gr_controller_uses(serve->controller, i)) {

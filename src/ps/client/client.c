@@ -275,7 +275,7 @@ static void prepare_words(gr_ps *ps, int server)
 
 /* As if all had just been declared. Its answers are passed over: what it refuses is the answer to
  * the first request that needs it. False: the link has no room. */
-static bool say_words(gr_ps *ps, int server)
+static bool send_settings(gr_ps *ps, int server)
 {
     gr_ps_endpoint *endpoint = &ps->endpoints[server];
     while (endpoint->words != NULL && endpoint->words_said < endpoint->words_tensors + 2) {
@@ -610,7 +610,7 @@ static bool introduce(gr_ps *ps, int server)
             return false;
         }
     }
-    if (!say_words(ps, server)) {
+    if (!send_settings(ps, server)) {
         return false;
     }
     const gr_frame epoch = {

@@ -288,7 +288,7 @@ static void take_back(gr_ps_session *session)
 }
 
 /* The tasks that are over; false: the link has no room. */
-static bool say_done(gr_ps_session *session)
+static bool send_done(gr_ps_session *session)
 {
     gr_ps_answers *answers = &session->answers;
     while (answers->over_count > 0) {
@@ -309,7 +309,7 @@ static bool say_done(gr_ps_session *session)
 }
 
 /* The table that all goes by from here on; false: the link has no room. */
-static bool say_table(gr_ps_session *session)
+static bool send_table(gr_ps_session *session)
 {
     if (!session->untold) {
         return true;
@@ -332,7 +332,7 @@ gr_status gr_ps_session_answer(gr_ps_session *session)
     gr_ps_answers *answers = &session->answers;
     gr_ps_server *server = session->server;
     uint64_t until = server->traffic.bytes_out + GR_PS_TURN_BYTES;
-    answers->full = !say_table(session) || !server->active;
+    answers->full = !send_table(session) || !server->active;
     take_back(session);
     /* Those that come back for want of room, or wait in the store, are not looked at again now. */
     for (uint32_t left = answers->pending_count; left > 0 && !answers->full; left--) {
@@ -353,7 +353,7 @@ gr_status gr_ps_session_answer(gr_ps_session *session)
                                  .whole = asks_whole(&session->tasks[next.slot])};
         gr_ps_store_pull(server->store, &pull);
     }
-    bool room = !session->untold && say_done(session);
+    bool room = !session->untold && send_done(session);
     return room && !answers->full && server->traffic.bytes_out >= until &&
                    answers->pending_count > 0
                ? GR_PENDING

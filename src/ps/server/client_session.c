@@ -497,7 +497,7 @@ static bool find_entry(const gr_ps_store *store, uint64_t index, uint64_t key,
     return false;
 }
 
-static void tell_entry(gr_ps_session *session, gr_ps_task *task, const gr_frame *frame)
+static void answer_entry(gr_ps_session *session, gr_ps_task *task, const gr_frame *frame)
 {
     gr_ps_tensor_info info;
     uint8_t reply[GR_PS_SMALL_MAX];
@@ -517,7 +517,7 @@ static void tell_entry(gr_ps_session *session, gr_ps_task *task, const gr_frame 
     gr_ps_task_reply(session, task, GR_PS_ENTRY, reply, gr_ps_put_entry(&entry, reply));
 }
 
-static void tell_counters(gr_ps_session *session, gr_ps_task *task)
+static void answer_counters(gr_ps_session *session, gr_ps_task *task)
 {
     const gr_ps_server *server = session->server;
     gr_ps_stats stats;
@@ -571,10 +571,10 @@ static gr_status take_request(gr_ps_session *session, const gr_frame *frame, gr_
         gr_ps_task_settle(session, task);
         return GR_OK;
     case GR_PS_LIST:
-        tell_entry(session, task, frame);
+        answer_entry(session, task, frame);
         return GR_OK;
     case GR_PS_STATS:
-        tell_counters(session, task);
+        answer_counters(session, task);
         return GR_OK;
     case GR_PS_SCAN_ROWS:
         return gr_ps_rows_scan(session, task, frame, diag);

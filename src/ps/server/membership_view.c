@@ -87,7 +87,7 @@ static bool agrees(const gr_ps_view *said, const gr_ps_view *own)
                           : gr_ps_view_equal(said, own);
 }
 
-void gr_ps_membership_hear(gr_ps_membership *membership, int from, const gr_ps_view *view)
+void gr_ps_membership_receive(gr_ps_membership *membership, int from, const gr_ps_view *view)
 {
     uint32_t living = gr_ps_table_mask(&membership->table);
     if ((membership->own.lost & bit(from)) != 0) {

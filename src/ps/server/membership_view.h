@@ -62,7 +62,7 @@ bool gr_ps_membership_spares(const gr_ps_membership *membership, int server);
 void gr_ps_membership_lose(gr_ps_membership *membership, int server, bool dead);
 /* This process, which reaches all living servers, is to have the number of a lost one. */
 void gr_ps_membership_add(gr_ps_membership *membership, int server, uint64_t incarnation);
-void gr_ps_membership_hear(gr_ps_membership *membership, int from, const gr_ps_view *view);
+void gr_ps_membership_receive(gr_ps_membership *membership, int from, const gr_ps_view *view);
 /* True: all that have to agree do, and the table is a new one. */
 bool gr_ps_membership_decide(gr_ps_membership *membership);
 

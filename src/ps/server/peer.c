@@ -331,7 +331,7 @@ bool gr_ps_send_places(gr_ps_server *server, gr_link *link, int except)
     return room;
 }
 
-static void say_own_place(const gr_ps_server *server, gr_ps_peer *peer)
+static void send_own_place(const gr_ps_server *server, gr_ps_peer *peer)
 {
     peer->contact.applied =
         peer->contact.applied ||
@@ -353,7 +353,7 @@ static void apply(gr_ps_server *server)
     for (int number = 0; number < server->table.servers && server->table.epoch > 0; number++) {
         gr_ps_peer *peer = server->peers[number];
         if (peer != NULL && peer->link != NULL) {
-            say_own_place(server, peer);
+            send_own_place(server, peer);
         }
     }
 }
@@ -379,7 +379,7 @@ static bool lacks_table(const gr_ps_server *server, const gr_ps_peer *peer)
            gr_ps_membership_lacks(&server->membership, &server->membership.said[peer->number]);
 }
 
-static void tell(gr_ps_server *server, gr_ps_peer *peer, int64_t now)
+static void send_view(gr_ps_server *server, gr_ps_peer *peer, int64_t now)
 {
     const gr_ps_view *own = &server->view;
     bool news = !gr_ps_view_equal(own, &peer->contact.told);
@@ -541,7 +541,7 @@ static gr_status take_view(gr_ps_server *server, gr_ps_peer *peer, const gr_fram
     if ((int64_t)beat.echo > peer->contact.echo_us && (int64_t)beat.echo <= server->turn_us) {
         peer->contact.echo_us = (int64_t)beat.echo;
     }
-    gr_ps_membership_hear(&server->membership, peer->number, &beat.view);
+    gr_ps_membership_receive(&server->membership, peer->number, &beat.view);
     return GR_OK;
 }
 
@@ -759,14 +759,14 @@ bool gr_ps_peers_send(gr_ps_server *server)
             continue;
         }
         if (server->incarnation != 0 && !gr_ps_joins(server)) {
-            say_own_place(server, peer); /* to one that has come since, or was not asked */
+            send_own_place(server, peer); /* to one that has come since, or was not asked */
         }
         if (peer->incarnation != 0 && !peer->contact.introduced && server->table.alive[number] &&
             !gr_ps_joins(server)) {
             peer->contact.introduced = true;
             gr_ps_copy_introduce(server, peer);
         }
-        tell(server, peer, server->turn_us);
+        send_view(server, peer, server->turn_us);
         if (server->table.alive[number]) {
             more = gr_ps_copy_send(server, peer) || more;
         }

@@ -4,7 +4,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-static void tell_pushed(gr_ps_store *store, const gr_ps_pushed *answer)
+static void answer_pushed(gr_ps_store *store, const gr_ps_pushed *answer)
 {
     bool taken = answer->status == GR_OK;
     store->stats.pushes_taken += taken && answer->outcome == GR_PS_TAKEN;
@@ -14,8 +14,8 @@ static void tell_pushed(gr_ps_store *store, const gr_ps_pushed *answer)
     store->config.ops.pushed(store->config.ops_arg, answer);
 }
 
-void gr_ps_tell_pushed(gr_ps_store *store, const gr_ps_block *block, int client, uint64_t token,
-                       gr_status status, gr_ps_outcome outcome)
+void gr_ps_answer_pushed(gr_ps_store *store, const gr_ps_block *block, int client, uint64_t token,
+                         gr_status status, gr_ps_outcome outcome)
 {
     const gr_ps_pushed answer = {.client = client,
                                  .token = token,
@@ -23,11 +23,11 @@ void gr_ps_tell_pushed(gr_ps_store *store, const gr_ps_block *block, int client,
                                  .outcome = outcome,
                                  .version = block != NULL ? block->version : 0,
                                  .diag = status != GR_OK ? &store->diag : NULL};
-    tell_pushed(store, &answer);
+    answer_pushed(store, &answer);
 }
 
-void gr_ps_tell_pulled(gr_ps_store *store, const gr_ps_block *block, gr_ps_loan *loan, int client,
-                       uint64_t token, gr_status status)
+void gr_ps_answer_pulled(gr_ps_store *store, const gr_ps_block *block, gr_ps_loan *loan, int client,
+                         uint64_t token, gr_status status)
 {
     gr_ps_pulled answer = {.client = client, .token = token, .status = status};
     if (status == GR_OK) {
@@ -46,7 +46,7 @@ gr_status gr_ps_answer_safe(gr_ps_store *store, gr_ps_block *block, int client, 
                             gr_ps_outcome outcome, uint64_t serial)
 {
     if (block->safe >= serial) {
-        gr_ps_tell_pushed(store, block, client, token, GR_OK, outcome);
+        gr_ps_answer_pushed(store, block, client, token, GR_OK, outcome);
         return GR_OK;
     }
     gr_ps_ticket *ticket = gr_ps_ticket_take(store);
@@ -140,13 +140,13 @@ void gr_ps_settle(gr_ps_store *store, gr_ps_held *held, gr_ps_block *block)
             continue;
         }
         *link = answer->next;
-        tell_pushed(store,
-                    &(gr_ps_pushed){.client = answer->client,
-                                    .token = answer->token,
-                                    .status = GR_OK,
-                                    .outcome = answer->outcome,
-                                    .put = answer->put,
-                                    .version = answer->put ? answer->serial - 1 : block->version});
+        answer_pushed(
+            store, &(gr_ps_pushed){.client = answer->client,
+                                   .token = answer->token,
+                                   .status = GR_OK,
+                                   .outcome = answer->outcome,
+                                   .put = answer->put,
+                                   .version = answer->put ? answer->serial - 1 : block->version});
         gr_ps_ticket_drop(store, answer);
     }
     for (gr_ps_ticket **link = &block->pulls; *link != NULL;) {
@@ -156,7 +156,7 @@ void gr_ps_settle(gr_ps_store *store, gr_ps_held *held, gr_ps_block *block)
         }
         gr_ps_loan *loan = NULL;
         gr_status status = lend(store, held, block, *link, &loan);
-        gr_ps_tell_pulled(store, block, loan, (*link)->client, (*link)->token, status);
+        gr_ps_answer_pulled(store, block, loan, (*link)->client, (*link)->token, status);
         pull_end(store, held, link);
     }
 }
@@ -178,20 +178,20 @@ void gr_ps_dismiss(gr_ps_store *store, gr_ps_held *held, gr_ps_block *block)
                   block->number, held->tensor.spec.name);
     while (block->step != NULL) {
         if (!block->step->silent) {
-            gr_ps_tell_pushed(store, block, block->step->client, block->step->token, GR_E_AGAIN,
-                              GR_PS_TAKEN);
+            gr_ps_answer_pushed(store, block, block->step->client, block->step->token, GR_E_AGAIN,
+                                GR_PS_TAKEN);
         }
         end_step(store, block, &block->step);
     }
     while (block->answers != NULL) {
         gr_ps_ticket *answer = block->answers;
         block->answers = answer->next;
-        gr_ps_tell_pushed(store, block, answer->client, answer->token, GR_E_AGAIN, GR_PS_TAKEN);
+        gr_ps_answer_pushed(store, block, answer->client, answer->token, GR_E_AGAIN, GR_PS_TAKEN);
         gr_ps_ticket_drop(store, answer);
     }
     while (block->pulls != NULL) {
-        gr_ps_tell_pulled(store, block, NULL, block->pulls->client, block->pulls->token,
-                          GR_E_AGAIN);
+        gr_ps_answer_pulled(store, block, NULL, block->pulls->client, block->pulls->token,
+                            GR_E_AGAIN);
         pull_end(store, held, &block->pulls);
     }
 }

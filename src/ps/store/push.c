@@ -91,7 +91,7 @@ void gr_ps_store_set(gr_ps_store *store, int client, uint64_t token, uint64_t ke
         status = no_memory(store, &t);
     }
     if (status != GR_OK) {
-        gr_ps_tell_pushed(store, t.block, client, token, status, GR_PS_TAKEN);
+        gr_ps_answer_pushed(store, t.block, client, token, status, GR_PS_TAKEN);
         return;
     }
     gr_ps_settle(store, t.held, t.block);
@@ -383,7 +383,7 @@ void gr_ps_store_push(gr_ps_store *store, const gr_ps_push *push, const gr_ps_da
         status = no_memory(store, &t);
     }
     if (status != GR_OK) {
-        gr_ps_tell_pushed(store, t.block, push->client, push->token, status, GR_PS_TAKEN);
+        gr_ps_answer_pushed(store, t.block, push->client, push->token, status, GR_PS_TAKEN);
         return;
     }
     gr_ps_settle(store, t.held, t.block);
@@ -425,7 +425,7 @@ void gr_ps_store_pull(gr_ps_store *store, const gr_ps_pull *pull)
         }
     }
     if (status != GR_OK) {
-        gr_ps_tell_pulled(store, t.block, NULL, pull->client, pull->token, status);
+        gr_ps_answer_pulled(store, t.block, NULL, pull->client, pull->token, status);
         return;
     }
     ticket->client = pull->client;

@@ -150,11 +150,11 @@ gr_status gr_ps_find_block(const gr_ps_store *store, uint64_t key, uint32_t numb
 
 /* ---- answer.c: who is told what, and when ---------------------------------------------- */
 /* Both answer with store->diag when the status is not GR_OK. */
-void gr_ps_tell_pushed(gr_ps_store *store, const gr_ps_block *block, int client, uint64_t token,
-                       gr_status status, gr_ps_outcome outcome);
+void gr_ps_answer_pushed(gr_ps_store *store, const gr_ps_block *block, int client, uint64_t token,
+                         gr_status status, gr_ps_outcome outcome);
 /* The loan, with its user, goes to the client; NULL with a failure, and with a table. */
-void gr_ps_tell_pulled(gr_ps_store *store, const gr_ps_block *block, gr_ps_loan *loan, int client,
-                       uint64_t token, gr_status status);
+void gr_ps_answer_pulled(gr_ps_store *store, const gr_ps_block *block, gr_ps_loan *loan, int client,
+                         uint64_t token, gr_status status);
 /* Answers a push that is in the values now, or as soon as `serial` is safe. GR_E_NO_MEMORY. */
 gr_status gr_ps_answer_safe(gr_ps_store *store, gr_ps_block *block, int client, uint64_t token,
                             gr_ps_outcome outcome, uint64_t serial) GR_MUST_CHECK;

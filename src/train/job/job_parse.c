@@ -55,7 +55,7 @@ gr_job *gr_job_create(const char *path, gr_diag *diag)
     return job;
 }
 
-static bool is_said(const gr_node *part)
+static bool is_present(const gr_node *part)
 {
     return part != NULL && part->kind != GR_NODE_NULL;
 }
@@ -77,8 +77,8 @@ gr_status gr_job_read_parts(gr_job *job, char *const *environment, gr_diag *diag
             return status;
         }
     }
-    job->outer.wanted = is_said(job->distribution.outer);
-    job->early_stopping.wanted = is_said(job->config.early_stopping);
+    job->outer.wanted = is_present(job->distribution.outer);
+    job->early_stopping.wanted = is_present(job->config.early_stopping);
     job->data.section = job->config.data;
     gr_status status = gr_config_settle(&gr_data_config_table, "format", &job->data,
                                         job->data.section, &job->arena, diag);
