@@ -106,8 +106,8 @@ typedef struct gr_call {
     gr_reduce_user *reduce; /* with GR_USER, and only then */
     void *reduce_arg;
     int shards;            /* allreduce over shards, see gr_allreduce_shards; 0: one a rank */
-    gr_memory_kind memory; /* where `in`, `out` and `partials` are; memory of a device that is said
-                              to be of the host is refused with GR_E_UNSUPPORTED as well, if this
+    gr_memory_kind memory; /* where `in`, `out` and `partials` are; memory of a device that is
+                              passed as the host's is refused with GR_E_UNSUPPORTED as well, if this
                               process cannot read it */
     void *const *partials; /* its buffers; in and out stay NULL */
     const char *name;      /* shown in errors and timelines; must agree on all ranks; at most 47

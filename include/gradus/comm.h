@@ -127,7 +127,7 @@ typedef struct gr_comm_config {
     void *log_arg;
     const char *const *settings; /* more settings, as the reference page lists them, each a text
                                     "GRADUS_SPIN=50us"; ends with NULL; may be NULL */
-    /* Ranks that wait for each other in different operations for ever are told at once where each
+    /* Ranks that wait for each other in different operations for ever fail at once where each
      * has one thread only. Where another one may start what a peer waits for, they wait until the
      * operation times out. Threads of OpenMP, say, cannot be told from those that start operations:
      * GR_THREADS_ONE does. It is safe: a second thread that calls is met as one of many. */
@@ -173,7 +173,7 @@ GR_API void gr_comm_destroy(gr_comm *comm);
  * operations in flight fail with GR_E_ABORTED, all that wait return, later calls return
  * GR_E_COMM_BROKEN, and gr_comm_diag names this rank with the reason. Any thread, also while others
  * wait in the communicator, and inside a callback; not a signal handler. Does not wait for other
- * ranks. They hear of it while they wait, by their progress thread, or in their next call.
+ * ranks. They notice it while they wait, by their progress thread, or in their next call.
  *
  * reason   one sentence, shown on all ranks; 300 characters of it count; may be NULL
  * Returns  GR_OK, also if the communicator has ended already, of which the first cause stays;
@@ -233,7 +233,7 @@ GR_API void gr_free(gr_comm *comm, void *mem);
 
 /* Every rank ends with the reduction over all ranks of `buf` (count elements, in place). Sums are
  * added in the order of a fixed binary tree over the ranks, whatever the algorithm: the result has
- * the same bits for any link and any algorithm, unless the communicator was told `exact: false`
+ * the same bits for any link and any algorithm, unless the communicator has `exact: false`
  * (GRADUS_EXACT=0). */
 GR_API gr_status gr_allreduce(gr_comm *comm, void *buf, size_t count, gr_dtype dtype,
                               gr_redop op) GR_MUST_CHECK;
@@ -285,8 +285,8 @@ GR_API gr_status gr_barrier(gr_comm *comm) GR_MUST_CHECK;
 GR_API gr_status gr_barrier_start(gr_comm *comm, gr_op **op_out) GR_MUST_CHECK;
 
 /* Move all operations on without waiting. GR_PENDING: not finished, `op` stays valid; anything else
- * is the operation's result, and `op` is released. GR_E_INVALID, here and in gr_wait, is also said
- * of one that was released before, as long as no newer operation has taken its place. */
+ * is the operation's result, and `op` is released. GR_E_INVALID, here and in gr_wait, is also
+ * returned for one that was released before, as long as no newer operation has taken its place. */
 GR_API gr_status gr_test(gr_op *op) GR_MUST_CHECK;
 
 /* Waits until `op` is finished; its result is returned and `op` is released. */

@@ -45,7 +45,7 @@ typedef enum gr_consistency {
                        * `staleness` ahead of the slowest worker's */
 } gr_consistency;
 
-/* What a tensor is. All clients that declare it say the same. */
+/* What a tensor is. All clients declare it alike. */
 typedef struct gr_ps_spec {
     const char *name;      /* at most GR_PS_NAME_BYTES - 1 printable characters; copied */
     uint64_t elements;     /* f32 values, 1 or more */
@@ -227,7 +227,7 @@ GR_API gr_status gr_ps_clock(gr_ps *ps, uint64_t clock) GR_MUST_CHECK;
  * timeout_us  0: without limit. GR_E_TIMEOUT: others have not come; this one is there, and the
  *             next call waits on
  * Returns     GR_OK; GR_E_TIMEOUT; GR_E_INVALID (no such member; the client has no worker's number;
- *             others say another number of members); GR_E_PEER_LOST; GR_E_NO_MEMORY */
+ *             others pass another number of members); GR_E_PEER_LOST; GR_E_NO_MEMORY */
 GR_API gr_status gr_ps_barrier(gr_ps *ps, const char *name, int members, int member,
                                int64_t timeout_us) GR_MUST_CHECK;
 

@@ -11,7 +11,7 @@
 typedef struct gr_attach_loss {
     pid_t supervisor;
     int signal_number; /* 0: unknown */
-    bool begun;        /* it had told that something of the job is started */
+    bool begun;        /* it had reported that something of the job is started */
     bool found;        /* so are name and record */
     char name[GR_JOB_NAME_BYTES];
     gr_job_record record;

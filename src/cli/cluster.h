@@ -100,7 +100,7 @@ typedef enum gr_cluster_state {
 } gr_cluster_state;
 
 extern const char *const gr_cluster_states[]; /* their words */
-/* *why_out: of one that failed, borrowed; "": nobody said. */
+/* *why_out: of one that failed, borrowed; "": not known. */
 gr_cluster_state gr_cluster_state_of(const gr_cluster_job *job, const char **why_out);
 int gr_cluster_workers(const gr_cluster_job *job);
 /* "step 120 of 500, epoch 3 of 10, loss 0.123, 12,350 samples/s, rank 2 is late by 1.2 ms", as the

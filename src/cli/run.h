@@ -95,7 +95,7 @@ gr_status gr_run_find_cores(gr_cli_run *run, gr_diag *diag) GR_MUST_CHECK;
 /* How many workers there are if nobody says: one for each slot of the hosts, or for each core. */
 int gr_run_room(const gr_cli_run *run);
 
-/* run_job.c: reads and checks the job, so that whatever is wrong in it is said before anything
+/* run_job.c: reads and checks the job, so that a mistake in it is reported before anything
  * starts. */
 gr_status gr_run_read_job(gr_cli_run *run, gr_diag *diag) GR_MUST_CHECK;
 /* Sets job->run.resume, with a text of the arena, to the newest checkpoint; NULL: there is none.

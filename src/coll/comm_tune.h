@@ -15,7 +15,7 @@
 gr_status gr_tune_comm(gr_comm *comm, const gr_group_config *config, gr_diag *diag) GR_MUST_CHECK;
 
 /* For `gradus tune`: from now on operations of this kind are done so, whatever their size; NULL: as
- * chosen. Every rank must say the same. */
+ * chosen. Every rank must pass the same. */
 void gr_tune_force(gr_comm *comm, gr_coll coll, const gr_choice *choice);
 
 /* Fits the costs of a link to what two operations took: a barrier, and an allgather of

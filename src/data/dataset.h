@@ -26,7 +26,7 @@ typedef struct gr_data_config {
     const char *file;            /* csv: the samples; .gz is recognised by content */
     const char *images, *labels; /* idx */
     const char *test_file, *test_images, *test_labels; /* a test set of its own; NULL: split */
-    const gr_node *shape;     /* [1, 8, 8], say; default: as the file says, csv: flat */
+    const gr_node *shape;     /* [1, 8, 8], say; default: as in the file, csv: flat */
     const char *label_column; /* csv: "last" (default), "first", a number from 1, or a name */
     const char *delimiter;    /* csv: one character, or "tab"; NULL: a comma */
     const gr_node *class_names, *categories, *skip; /* csv: see their help; NULL: none */

@@ -35,8 +35,8 @@ gr_status gr_control_put(gr_control *control, const uint8_t *message,
                          size_t size_bytes) GR_MUST_CHECK;
 void gr_control_put_bulk(gr_control *control, const uint8_t *message, size_t size_bytes);
 
-/* To be called again and again by whoever may have nothing to say for long: sends a PING when one
- * is due. Returns when the next one is; GR_NEVER: none, since both ends are on this host. */
+/* To be called again and again by a side that may have nothing to send for long: sends a PING when
+ * one is due. Returns when the next one is; GR_NEVER: none, since both ends are on this host. */
 int64_t gr_control_ping(gr_control *control, int64_t now_us);
 
 /* Returns true if the connection ended because the peer, or the network to it, is silent. */

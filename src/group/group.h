@@ -24,10 +24,10 @@ extern const char *const gr_link_choices[]; /* their names; ends with NULL */
 typedef int gr_bootstrap_allgather(void *arg, const void *mine, size_t size_bytes, void *all_out);
 const char *gr_link_choice_name(uint32_t choice);
 
-/* What a worker is told by its environment, or by its caller. */
+/* What a worker receives from its environment, or from its caller. */
 typedef struct gr_group_config {
     int64_t rank, world_size;       /* GRADUS_RANK (-1: alone), GRADUS_WORLD_SIZE */
-    int64_t local_rank, local_size; /* GRADUS_LOCAL_RANK, GRADUS_LOCAL_SIZE; 0: not said */
+    int64_t local_rank, local_size; /* GRADUS_LOCAL_RANK, GRADUS_LOCAL_SIZE; 0: not given */
     const char *coordinator;        /* GRADUS_COORDINATOR: "unix:@..." or "tcp:host:port" */
     const char *secret_hex;         /* GRADUS_SECRET: 64 hexadecimal digits */
     const char *secret_file;        /* GRADUS_SECRET_FILE: where they stand, if not there */
@@ -131,11 +131,10 @@ gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_gro
 gr_status gr_group_renew(gr_group *group, const gr_group_config *config, const gr_log *log,
                          gr_diag *diag) GR_MUST_CHECK;
 /* Looks, without waiting, whether the coordinator wants all to renew, since somebody is to come or
- * to go; or whether it is not reached any more by
- * this member of an elastic group, which then must not go on by itself: others may have been
- * told to go on without it. All members should then leave their generation at the same point,
- * and renew. To be asked a few times in each peer_timeout_us, or a silent coordinator is noticed
- * later. */
+ * to go; or whether it is not reached any more by this member of an elastic group, which then must
+ * not go on by itself: others may have been asked to go on without it. All members should then
+ * leave their generation at the same point, and renew. To be asked a few times in each
+ * peer_timeout_us, or a silent coordinator is noticed later. */
 bool gr_group_change_wanted(gr_group *group);
 /* Closes the links, and with them this generation; gr_group_mesh is NULL from now on. */
 void gr_group_unlink(gr_group *group);
@@ -180,7 +179,7 @@ typedef struct gr_coordinator_config {
     gr_ports ports;          /* where to listen by tcp; 0 .. 0: any */
     int64_t peer_timeout_us; /* a member that acknowledges nothing for so long is lost; 0: 25 s */
     /* Called once, by gr_coordinator_progress, when all ranks of the first generation have called
-     * in, before any of them is told so. NULL: none. */
+     * in, before any of them is notified. NULL: none. */
     void (*on_complete)(void *on_complete_arg);
     void *on_complete_arg;
     const gr_log *log;
@@ -215,9 +214,9 @@ bool gr_coordinator_is_over(const gr_coordinator *coordinator);
 /* The member with this rank in the first generation has ended, as its parent knows: the others need
  * not wait for it. Nothing happens in a group that cannot go on without it. */
 void gr_coordinator_member_ended(gr_coordinator *coordinator, int rank);
-/* The next generation comes about once it has said its part: it is alive, but has not come yet. */
+/* The next generation comes about once its message is here: it is alive, but has not come yet. */
 bool gr_coordinator_waits_for(const gr_coordinator *coordinator, int rank);
-/* A successor waits for all that may be members, until it is told that they have ended
+/* A successor waits for all that may be members, until it is notified that they have ended
  * (gr_coordinator_member_ended), or that they have had time enough. */
 bool gr_coordinator_gathers(const gr_coordinator *coordinator);
 void gr_coordinator_gathered(gr_coordinator *coordinator);

@@ -16,7 +16,7 @@
 enum { GR_GROUP_REPORTS_MAX = 16 }; /* the coordinator says no more before an answer */
 
 /* While a generation runs, two threads may speak with the coordinator: the one that joined, between
- * two steps, and the one that moves operations on. `lock` guards the connection and what was heard;
+ * two steps, and the one that moves operations on. `lock` guards the connection and its messages;
  * it is held for no longer than a look at the socket, and no other lock is taken under it. */
 struct gr_group {
     pthread_mutex_t lock;
@@ -33,18 +33,18 @@ struct gr_group {
     bool tcp;                 /* all links are */
     gr_interfaces interfaces; /* of this host, for links on first use */
     int rails;                /* GRADUS_RAILS */
-    gr_missing missing;       /* what the coordinator said last */
+    gr_missing missing;       /* the coordinator's last message */
     bool missing_known;
     gr_assignment assignment; /* what the coordinator gave last; generation 0: none yet */
     bool renewing;   /* waits for ASSIGN: why the old generation failed does not matter any more */
     bool change;     /* the coordinator wants all to renew */
-    bool broken;     /* what it said last, or that it is gone, ends this generation */
+    bool broken;     /* its last message, or its loss, ends this generation */
     int64_t gone_us; /* since when it has ended, as its host says; 0: it is there, or is cut off */
     bool dismissed;
     bool joining; /* has not had a rank assignment yet */
-    bool joined;  /* a member that never was one does not leave in order: others hear why */
+    bool joined;  /* a member that never was one does not leave in order: others learn why */
     bool elastic; /* the others may go on without this member */
-    /* Where the coordinator can be succeeded: what it has said last of the generations, the members
+    /* Where the coordinator can be succeeded: its last message on the generations, the members
      * of the last one that came about (so many of `members`), and what is to take over here. */
     gr_history history;
     /* Of `generation`; the newest, in the order in which they came. */

@@ -23,14 +23,14 @@
  *               HELLO |  | FAIL: another member is lost   | a peer is lost, or CHANGE
  *                     |  v RENEW                          v RENEW
  *               ASSIGNED <------------------------- RENEWING <------- RENEW of a joining worker
- *                         ASSIGN: all have said RENEW
+ *                         ASSIGN: all have sent RENEW
  *
- * A generation that loses a member before all are READY is disturbed: its members say RENEW, and
+ * A generation that loses a member before all are READY is disturbed: its members send RENEW, and
  * the next one is made of those that live.
  *
- * Where there is no launcher that says which number a joining worker has, it gets one that nobody
- * has had (gr_membership_is_free). A process that comes back under a number of its own is never
- * taken for another one, and has no say in generations that it was not in (quorum.h). */
+ * Where there is no launcher that assigns a joining worker its number, it gets one that nobody
+ * has had (gr_membership_is_free). A process that comes back under a number of its own is
+ * never taken for another one, and has no say in generations that it was not in (quorum.h). */
 
 #include "base/log.h"
 #include "group/message.h"
@@ -38,7 +38,7 @@
 
 /* What a member is, in the order in which it comes to be it. */
 typedef enum gr_member_state {
-    GR_MEMBER_ABSENT = 0, /* has not said HELLO */
+    GR_MEMBER_ABSENT = 0, /* has not sent HELLO */
     GR_MEMBER_JOINED = 1,
     GR_MEMBER_LEFT = 2,    /* in order */
     GR_MEMBER_LOST = 3,    /* its connection broke, or it ended without a word */
@@ -47,10 +47,10 @@ typedef enum gr_member_state {
 
 /* Where a member that has joined is on its way into a generation. */
 typedef enum gr_member_stage {
-    GR_STAGE_CALLED = 0, /* has said HELLO */
+    GR_STAGE_CALLED = 0, /* has sent HELLO */
     GR_STAGE_READY,      /* linked to all others: a death is not this connection's news any more */
     GR_STAGE_RENEWING,   /* its generation is over, it waits for a rank in the next one */
-    GR_STAGE_ASSIGNED    /* has one, and is to say HELLO */
+    GR_STAGE_ASSIGNED    /* has one, and must send HELLO */
 } gr_member_stage;
 
 /* What the coordinator says; the pointers are borrowed for the call. */
@@ -67,7 +67,7 @@ typedef struct gr_word {
 } gr_word;
 
 /* Must not call back into the membership: what becomes known meanwhile (that a connection is
- * broken, say) is told after the event. */
+ * broken, say) is reported after the event. */
 typedef void gr_membership_send(void *say_arg, int number, const gr_word *word);
 
 typedef struct gr_standing {
@@ -90,16 +90,16 @@ typedef struct gr_membership {
     void *say_arg;
     int joined;            /* in the first generation */
     uint64_t generation;   /* that is, or comes about: from 1 */
-    int size, called;      /* its members, and those of them that have said HELLO */
+    int size, called;      /* its members, and those of them that have sent HELLO */
     uint64_t numbers;      /* as many generations have been begun; some came to nothing */
     uint64_t change_of;    /* the last generation whose members were asked to change */
     bool disturbed;        /* it will not come about, or is broken: the next one is waited for */
     bool joining_expected; /* joining workers will come when too few are left */
     bool over;             /* a member has left it in order: nobody is taken in any more */
-    gr_diag failure;       /* why there will be none any more; told to whoever comes later */
+    gr_diag failure;       /* why there will be none any more; sent to whoever comes later */
     gr_standing *members;  /* by number: the rank in the first generation */
     gr_hello *hellos;      /* by number */
-    gr_member *places;     /* by rank, as they are told */
+    gr_member *places;     /* by rank, as they are sent */
     int *order;            /* by rank, while rank assignments are dealt */
     gr_quorum *quorum;     /* NULL: the launcher is there, and whoever it reaches goes on */
 } gr_membership;
@@ -149,8 +149,8 @@ gr_status gr_membership_ask(gr_membership *membership, int number) GR_MUST_CHECK
 /* To a successor: it has lost its coordinator, knows this, and asks for a rank assignment. */
 gr_status gr_membership_switch(gr_membership *membership, int number,
                                const gr_history *history) GR_MUST_CHECK;
-/* A successor waits for all that may be members, until it is told of each that it ended, or that
- * the time for it is over. */
+/* A successor waits for all that may be members, until it is notified of each that it ended, or
+ * that the time for it is over. */
 bool gr_membership_gathers(const gr_membership *membership);
 void gr_membership_gathered(gr_membership *membership);
 

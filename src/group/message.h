@@ -2,7 +2,7 @@
 #ifndef GR_GROUP_MESSAGE_H
 #define GR_GROUP_MESSAGE_H
 
-/* What members and coordinator say to each other, as bytes. Pure functions.
+/* The messages between members and coordinator, as bytes. Pure functions.
  *
  *  0  u32  magic "GRC1"       8  u32  bytes of the body
  *  4  u16  version           12  u32  zero

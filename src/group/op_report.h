@@ -2,7 +2,7 @@
 #ifndef GR_GROUP_OP_REPORT_H
 #define GR_GROUP_OP_REPORT_H
 
-/* What ranks and coordinator tell each other about operations that do not go on: the body of a
+/* The messages between ranks and coordinator about operations that do not go on: the body of a
  * REPORT message. Pure functions.
  *
  * Messages are on their way while ranks go on. A rank therefore numbers its waits (`seq`), and what

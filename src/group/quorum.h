@@ -8,11 +8,11 @@
  * them, which have no vote in it.
  *
  * A generation *has come about* (committed) when all of its members have agreed to it; it takes no
- * step before. So whoever has agreed to one (accepted) without having heard that it came about says
- * so to the next coordinator, which takes only members of it as well, and more than half of it:
- * should others know that it did come about, then they and the new generation cannot both be more
- * than half. With joining workers it may be larger than the one before; so members tell how large
- * it was (accepted_size), also when they have accepted a smaller one since.
+ * step before. So whoever has agreed to one (accepted) without being notified that it came about
+ * reports so to the next coordinator, which takes only members of it as well, and more than half of
+ * it: should others know that it did come about, then they and the new generation cannot both be
+ * more than half. With joining workers it may be larger than the one before; so members report how
+ * large it was (accepted_size), also when they have accepted a smaller one since.
  *
  * All of that counts processes, so that no two of them may have one number: a joining worker gets
  * one that nobody has had (used). */
@@ -25,10 +25,11 @@ int gr_numbers_count(const gr_numbers *of);
 
 typedef struct gr_quorum {
     gr_history known; /* of all that have come; what is accepted are those that may be members */
-    gr_history *histories;  /* of a successor, by number: what each has said; NULL: the first one */
-    int successor;          /* the number of the member in whose process it is; -1: the first one */
-    bool own;               /* the newest generation that came about was made here */
-    bool gathering;         /* a successor that waits for those that will come */
+    gr_history
+        *histories; /* of a successor, by number: what each has reported; NULL: the first one */
+    int successor;  /* the number of the member in whose process it is; -1: the first one */
+    bool own;       /* the newest generation that came about was made here */
+    bool gathering; /* a successor that waits for those that will come */
     uint32_t doubtful_size; /* accepted_size of others, until a generation comes about here */
 } gr_quorum;
 

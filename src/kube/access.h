@@ -40,7 +40,7 @@ gr_status gr_kube_access_open(const gr_kube_access_options *options, gr_kube_acc
 void gr_kube_access_close(gr_kube_access *access); /* NULL: nothing */
 
 /* Reads token and certificates again where they may have changed: files after a minute, a plugin's
- * when they have expired; all of them if `refused`, which the server said of the last ones. `now_s`
+ * when they have expired; all of them if `refused`, as the server refused the last ones. `now_s`
  * is wall-clock time. Blocks while a plugin runs, 30 s at most. *changed_out: others than before.
  * */
 gr_status gr_kube_access_refresh(gr_kube_access *access, int64_t now_s, bool refused,

@@ -45,7 +45,7 @@ gr_status gr_kube_create(const gr_kube_options *options, gr_kube **kube_out,
 /* Not inside of a callback. Forgets all requests: no callback comes any more. */
 void gr_kube_destroy(gr_kube *kube);
 
-/* As its options say it. */
+/* That of its options. */
 gr_clock gr_kube_clock(const gr_kube *kube);
 /* Is readable when gr_kube_run has something to do: for poll, epoll or libuv. */
 int gr_kube_fd(const gr_kube *kube);

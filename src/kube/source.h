@@ -41,7 +41,7 @@ enum {
 /* An access without anything in it. */
 gr_status gr_kube_access_create(gr_kube_access **access_out, gr_diag *diag) GR_MUST_CHECK;
 
-/* What the documents say together; of things of one name the first counts. Opens no file, runs
+/* The documents merged; of things of one name the first counts. Opens no file, runs
  * nothing. */
 gr_status gr_kubeconfig_resolve(gr_doc *const *docs, int count,
                                 const gr_kube_access_options *options, gr_kube_access *access,

@@ -13,7 +13,7 @@ typedef enum gr_packet_kind {
     GR_PACKET_ORDER,   /* to the host: bytes of the launch spec; number 1: the last */
     GR_PACKET_MESSAGE, /* a gr_agent_message, both ways */
     GR_PACKET_OUTPUT,  /* from the host: what a worker wrote; number: 2 * rank there + stream */
-    GR_PACKET_PING,    /* both ways, when there is nothing else to say */
+    GR_PACKET_PING,    /* both ways, when there is nothing else to send */
     GR_PACKET_TAKEN,   /* from the host: so many bytes of stdin, its number, make room for others */
     GR_PACKET_KIND_END
 } gr_packet_kind;

@@ -4,7 +4,7 @@
 
 /* Commands on another host, for launchers that know nothing but ssh: `gradus rsh` sends them,
  * `gradus agent --listen` runs them. Both hold one token, and prove it before anything else is
- * said; TLS follows (join.h).
+ * sent; TLS follows (join.h).
  *
  *   rsh                                          agent, a process for each command
  *   connects      ── ORDER: the command ──────►  /bin/sh -c, in a session of its own
@@ -17,6 +17,7 @@
  *                                                lives on, as with sshd
  *   is gone       ────────────────────────────►  SIGTERM for the command; when it has ended, or 5 s
  *                                                later, SIGKILL for all that stems from it
+ *
  */
 
 #include "base/log.h"

@@ -23,8 +23,8 @@ gr_status gr_cores_parse(const char *text, const char *where, const gr_cores *al
                          gr_cores *cores_out, gr_diag *diag) GR_MUST_CHECK;
 
 /* Hardware threads of one physical core, and cores of one package, are made neighbours, so that a
- * contiguous part shares as little as possible with the others. Left as it is where the kernel
- * does not tell the topology. */
+ * contiguous part shares as little as possible with the others. Left as it is where the kernel does
+ * not give the topology. */
 void gr_cores_sort_by_topology(gr_cores *cores);
 
 /* The cores of worker `index` of `workers`: all get the same number, as many as there are for

@@ -26,8 +26,8 @@ typedef struct gr_discovery {
 /* The caller has no other threads. */
 gr_status gr_discovery_begin(gr_discovery *discovery, gr_diag *diag) GR_MUST_CHECK;
 /* Once it has ended, or, if `late`, by ending it and what it has started: the hosts, their names
- * the arena's. GR_E_TIMEOUT, GR_E_INVALID, GR_E_IO: the sentence names the script and what it said
- * last. */
+ * the arena's. GR_E_TIMEOUT, GR_E_INVALID, GR_E_IO: the sentence names the script and its last
+ * line. */
 gr_status gr_discovery_end(gr_discovery *discovery, bool late, gr_arena *arena,
                            gr_host_list *hosts_out, gr_diag *diag) GR_MUST_CHECK;
 /* Ends it, whatever it is about; may be called at any time. */

@@ -29,8 +29,8 @@ gr_status gr_join_listen(const char *at, const uint8_t token[GR_SECRET_BYTES], c
 bool gr_join_take(gr_acceptor *acceptor, char name_out[GR_HOSTS_NAME_BYTES], gr_host *host_out);
 /* The address of the other side of a connection, as text. */
 void gr_join_name_of(int fd, char *name_out, size_t size_bytes);
-/* Closes the connection of a host that has joined, if it has one; the other side is told
- * nothing. */
+/* Closes the connection of a host that has joined, if it has one; the other side is not
+ * notified. */
 void gr_join_refuse(gr_host *host);
 /* Waits until agents with so many slots have come; their names are the arena's. GR_E_TIMEOUT;
  * GR_E_CANCELLED: a signal that is held back (signals.h) wants an end. */

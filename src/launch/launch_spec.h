@@ -2,7 +2,7 @@
 #ifndef GR_LAUNCH_LAUNCH_SPEC_H
 #define GR_LAUNCH_LAUNCH_SPEC_H
 
-/* What a host is told to start, as bytes. Pure functions. The secret of the job is in it. */
+/* What a host must start, as bytes. Pure functions. The secret of the job is in it. */
 
 #include "base/arena.h"
 
@@ -14,7 +14,7 @@ typedef struct gr_launch_spec {
     int workers;          /* of this host, to start now */
     int slots;            /* others may come later; so many run at most */
     bool bind;            /* a part of the cores for each, where there are enough */
-    int64_t silence_us;   /* a launcher of which nothing is heard for so long is gone */
+    int64_t silence_us;   /* a launcher of which nothing arrives for so long is gone */
     const char *cores;    /* which to use, "0,2-3"; NULL: all */
     const char *folder;   /* where they start */
     char **argv;          /* the command, NULL-terminated */

@@ -53,7 +53,7 @@ void gr_output_renew(gr_output *output, int rank);
 void gr_output_finish(gr_output *output);
 bool gr_output_is_settled(const gr_output *output);
 /* The launcher is gone, and its stdout and stderr with it: what is written from now on goes into
- * the job's log alone, and no reader holds it up. The supervisor is told how much was delivered. */
+ * the job's log alone, and no reader holds it up. The supervisor learns how much was delivered. */
 void gr_output_leave(gr_output *output);
 /* There is another launcher: writes what the log has for it, and then what comes. */
 gr_status gr_output_come(gr_output *output, gr_diag *diag) GR_MUST_CHECK;

@@ -3,7 +3,7 @@
 #define GR_LAUNCH_RENDEZVOUS_H
 
 /* Where the workers of all hosts meet: the address of the coordinator and MASTER_ADDR, as each host
- * is told them. */
+ * receives them. */
 
 #include "group/group.h"
 #include "launch/environ.h"

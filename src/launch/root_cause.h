@@ -28,7 +28,7 @@ typedef enum gr_end_class {
     GR_END_KILLED = 0, /* by a signal that was not ours */
     GR_END_FAILED,     /* by an exit code */
     GR_END_PEER,       /* only because somebody else failed: GR_LAUNCH_EXIT_PEER */
-    GR_END_ASKED,      /* because we, or others, told it to */
+    GR_END_ASKED,      /* because we, or others, asked it to */
     GR_END_FINE        /* exit code 0, or still running */
 } gr_end_class;
 

@@ -8,7 +8,7 @@
 #include "launch/host_list.h"
 
 /* A host for each node of the allocation. Its slots are the tasks that Slurm gives it; without a
- * number of tasks (-n), its cores. Slots of a step say nothing: the launcher itself is its task.
+ * number of tasks (-n), its cores. Slots of a step mean nothing: the launcher itself is its task.
  *
  * environment  as `environ`
  * Returns      GR_OK; GR_E_NOT_FOUND without a sentence: there is no allocation; GR_E_INVALID: the

@@ -5,7 +5,7 @@
 /* The acceptor of a process: everything between a bare socket and an authenticated connection.
  * It listens, accepts, connects, and drives the handshakes (auth.h) of all connections that are
  * not links yet. Their number and time are bounded; whoever cannot prove that they hold the
- * secret is closed without having been told anything but a challenge.
+ * secret is closed without having received anything but a challenge.
  *
  * One thread at a time. Never blocks. Allocates in create only. */
 

@@ -38,7 +38,7 @@ typedef struct gr_auth {
     int32_t rank;                 /* ours */
     int32_t peer_rank;            /* theirs, trusted only when done */
     gr_auth_rail peer_rail;       /* likewise */
-    bool encrypts, peer_encrypts; /* TLS is to follow: we say so; they do, likewise */
+    bool encrypts, peer_encrypts; /* TLS is to follow: we announce it; they do */
     uint8_t secret[GR_SECRET_BYTES];
     uint8_t out[GR_AUTH_BYTES]; /* ours: challenge, then answer */
     uint8_t in[GR_AUTH_BYTES];
@@ -55,7 +55,7 @@ gr_status gr_auth_init(gr_auth *auth, gr_auth_role role, int32_t rank,
 /* Before anything is sent: another rail than the only one. */
 void gr_auth_name_rail(gr_auth *auth, gr_auth_rail rail);
 /* Before anything is sent: that TLS follows on this connection. Who agrees is for the caller to
- * compare when both have proved themselves; nobody in between can change what either said. */
+ * compare when both have proved themselves; nobody in between can change what either announced. */
 void gr_auth_announce_encryption(gr_auth *auth);
 void gr_auth_fini(gr_auth *auth); /* wipes the secret */
 

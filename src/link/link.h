@@ -72,7 +72,7 @@ typedef struct gr_frame {
 
 enum {
     GR_FRAME_PAYLOAD_MAX = 16 << 20,
-    GR_PEER_TIMEOUT_US = 25000000 /* where nothing else is said */
+    GR_PEER_TIMEOUT_US = 25000000 /* where nothing else is set */
 };
 
 /* The ports that a listener may take: first .. last; 0 .. 0: whichever the system gives. */
@@ -170,8 +170,8 @@ void gr_mesh_set_router(gr_mesh *mesh, gr_mesh_router *router, void *arg, int lo
 gr_link *gr_mesh_open_link(gr_mesh *mesh, int peer, bool connect);
 bool gr_link_is_up(const gr_link *link);
 /* The peer is gone, as others know: a link that has no connection yet has ended, for the reason
- * `why`, or since the peer has `left` in order, when that is said again. What has one finds out by
- * itself, when all that has arrived is taken. */
+ * `why`, or since the peer has `left` in order, when that is reported again. What has one finds out
+ * by itself, when all that has arrived is taken. */
 void gr_mesh_peer_gone(gr_mesh *mesh, int peer, bool left, const char *why);
 /* From here on nobody calls gr_mesh_peer_gone: links wait no longer than a moment for the peer to
  * connect, since a connection to one that is gone is refused. */
@@ -223,7 +223,7 @@ void gr_mesh_keep(gr_mesh *mesh);
  * meshes that have links with each other have the same world_size. */
 
 /* What has changed since it was last asked, in order: the link to *peer_out is up, or (*ended_out)
- * has ended: gr_link_diag says why. One that ends before it was up is told of as well. False:
+ * has ended: gr_link_diag says why. One that ends before it was up is reported as well. False:
  * nothing (more). Ask until then after gr_mesh_progress: gr_mesh_wait does not sleep before. */
 bool gr_mesh_next_change(gr_mesh *mesh, int *peer_out, bool *ended_out);
 
@@ -289,7 +289,7 @@ void gr_link_discard(gr_link *link);
 
 /* Why the link is broken; status GR_OK while it is not. */
 const gr_diag *gr_link_diag(const gr_link *link);
-/* The peer has said that it leaves: the link has ended in order. */
+/* The peer has announced that it leaves: the link has ended in order. */
 bool gr_link_has_left(const gr_link *link);
 /* The link has ended because its connection closed, without a word of the peer's. On the same host
  * that is what the end of the peer's process looks like. */

@@ -29,16 +29,16 @@ struct gr_link {
     int rails, rails_here; /* how many connections it is made of; how many are authenticated */
     gr_link_state state;
     bool drain;    /* ended, but messages that arrived whole are still handed out */
-    bool report;   /* gr_mesh_progress has yet to tell of the failure */
-    bool left;     /* the peer has said so */
+    bool report;   /* gr_mesh_progress has yet to report the failure */
+    bool left;     /* the peer has announced it */
     bool died;     /* its connection closed without a word */
     bool discard;  /* data are thrown away */
     bool expected; /* gr_link_expect: the caller waits for this one */
     bool was_up;
     bool connecting;           /* on demand: our connections are under way */
-    bool missed;               /* on demand: the peer has left, as was said once */
+    bool missed;               /* on demand: the peer has left, as was reported once */
     bool closing;              /* gr_link_close: our ABORT is on its way; diag says why */
-    bool changed, up_reported; /* in mesh->changes; of its coming gr_mesh_next_change has told */
+    bool changed, up_reported; /* in mesh->changes; gr_mesh_next_change has reported its coming */
     bool removed;              /* in mesh->removed: only views are left of it */
     int present_at;            /* in mesh->present */
     int64_t by_us;             /* attaching, closing: it takes no longer */
@@ -83,7 +83,7 @@ struct gr_mesh {
     int local_ranks; /* 0: not known */
     uint64_t *ready; /* bits: peers for gr_mesh_next_ready */
     bool on_demand;
-    bool dynamic_peers; /* the acceptor stays open; the owner is told of changes */
+    bool dynamic_peers; /* the acceptor stays open; the owner is notified of changes */
     gr_link *changes, *last_change;
     gr_link *removed;
     bool all_connected;  /* all links have been up, or may come late: no system call is needed to
@@ -156,9 +156,9 @@ enum {
 /* The link ends with a failure that gr_mesh_progress tells once. A second end changes nothing. */
 void gr_link_break(gr_link *link, bool drain, gr_status status, const char *format, ...)
     GR_PRINTF(4, 5);
-/* The peer said BYE: the link ends, but that is no failure of the mesh. */
+/* The peer sent BYE: the link ends, but that is no failure of the mesh. */
 void gr_link_left(gr_link *link);
-/* The peer said ABORT: its communicator failed with this sentence (frame->size_bytes), with status
+/* The peer sent ABORT: its communicator failed with this sentence (frame->size_bytes), with status
  * -frame->message, because of rank frame->segment. The link's status is that status if it is one of
  * a communicator, else GR_E_COMM_BROKEN: the failure is not this peer's; or, where peers are
  * dynamic peers, GR_E_PEER_LOST: no communicator is broken. */
@@ -184,7 +184,7 @@ gr_link *gr_mesh_create_link(gr_mesh *mesh, const gr_link_ops *ops, int peer, in
 /* The link is there from now on; the mesh has room for one to each peer. */
 void gr_mesh_add_link(gr_mesh *mesh, gr_link *link);
 void gr_link_free(gr_link *link);
-/* It is up, or has ended: to be told of, where there are dynamic peers. */
+/* It is up, or has ended: reported where there are dynamic peers. */
 void gr_link_changed(gr_link *link);
 /* Of a removed link payloads were released: it goes with the last of them. */
 void gr_link_unref(gr_link *link);

@@ -23,10 +23,10 @@ typedef enum gr_tls_role { GR_TLS_CLIENT = 0, GR_TLS_SERVER = 1 } gr_tls_role;
 /* The fd is borrowed until gr_tls_destroy, the key is copied. */
 gr_status gr_tls_create(gr_tls_role role, int fd, const uint8_t key[GR_SHA256_BYTES],
                         gr_tls **tls_out, gr_diag *diag) GR_MUST_CHECK;
-void gr_tls_destroy(gr_tls *tls); /* NULL ok; the peer is told nothing */
+void gr_tls_destroy(gr_tls *tls); /* NULL ok; the peer is not notified */
 
 /* GR_OK: the session stands; GR_PENDING: again when the socket has something; GR_E_AGAIN: the peer
- * closed it; GR_E_AUTH: the peer holds another key, or somebody changed what was said. */
+ * closed it; GR_E_AUTH: the peer holds another key, or somebody changed the messages. */
 gr_status gr_tls_shake(gr_tls *tls, gr_diag *diag) GR_MUST_CHECK;
 
 /* How many bytes were taken, or -1 and errno. What was taken may still wait here for the socket

@@ -16,8 +16,8 @@
 
 /* A pod template of `image` with the resources of `role`, a map of the spec. The caller's. */
 json_t *gr_gradusjob_template(const json_t *role, const char *image, bool *no_memory);
-/* "spec.workers": what the template says is not said beside it, nor a command in it beside `told`,
- * the key that says what the role's pods run; NULL: none. */
+/* "spec.workers": what the template has must not stand beside it, nor a command in it beside
+ * `told`, the key that says what the role's pods run; NULL: none. */
 void gr_gradusjob_check_template(gr_problems *p, const char *path, const json_t *role,
                                  const char *told);
 /* A variable; `value` is taken, NULL: no memory. */

@@ -22,7 +22,7 @@ typedef struct gr_metrics_times {
 
 void gr_metrics_observe(gr_metrics_times *times, int64_t time_us);
 
-/* What client-go's work queues tell, of the jobs of one kind. */
+/* The metrics of client-go's work queues, for the jobs of one kind. */
 typedef struct gr_metrics_queue {
     const gr_operator_kind *kind;
     uint64_t adds, retries;

@@ -51,7 +51,7 @@ void gr_mpijob_mount(gr_mpijob *m, json_t *container, const char *volume, const 
 
 /* ---- mpijob_agent.c -------------------------------------------------------------------------- */
 extern const char *const gr_mpijob_launches[];   /* "agent", "ssh"; ends with NULL */
-const char *gr_mpijob_launch(const json_t *job); /* NULL: the job does not say */
+const char *gr_mpijob_launch(const json_t *job); /* NULL: the job has none */
 /* The text of what mpirun calls in place of ssh; a new value. */
 json_t *gr_mpijob_launch_script(gr_mpijob *m);
 /* The token and the program, for the pods of both roles. */

@@ -9,12 +9,12 @@
 
 #include <stdint.h>
 
-/* What a group is to say; a text that is NULL or empty is left out. */
+/* The contents of a group; a text that is NULL or empty is left out. */
 typedef struct gr_pod_group {
     int64_t min_member;
     const char *queue, *priority_class; /* volcano alone */
-    json_t *timeout_s;                  /* scheduler-plugins alone; NULL: not said */
-    json_t *resources;                  /* NULL: not said */
+    json_t *timeout_s;                  /* scheduler-plugins alone; NULL: not given */
+    json_t *resources;                  /* NULL: not given */
 } gr_pod_group;
 
 bool gr_pod_group_is_volcano(const gr_look *l);

@@ -24,7 +24,7 @@ void gr_problems_describe(const gr_problems *p, char sentence_out[GR_EVENT_BYTES
 
 void gr_check_is_one_of(gr_problems *p, const json_t *value, const char *path,
                         const char *const *known);
-/* False: absent, or wrong and told. */
+/* False: absent, or wrong and reported. */
 bool gr_check_integer(gr_problems *p, const json_t *object, const char *key, const char *path,
                       int64_t *value_out);
 void gr_check_not_negative(gr_problems *p, const json_t *object, const char *key, const char *path);

@@ -21,7 +21,7 @@ json_t *gr_job_progress_read(const char *text, size_t size_bytes);
 
 /* Has a worker show its page, where the operator asks for such. */
 void gr_job_progress_add_page(gr_training *t, const gr_training_role *role, json_t *container);
-/* Has the workers of this role that run asked, and puts what one has said into the status. */
+/* Has the running workers of this role asked, and puts an answer into the status. */
 void gr_job_progress_report(gr_training *t, const gr_training_role *role);
 
 #endif

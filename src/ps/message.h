@@ -2,7 +2,7 @@
 #ifndef GR_PS_MESSAGE_H
 #define GR_PS_MESSAGE_H
 
-/* What clients and servers say to each other. Every message is one DATA frame of a link, which has
+/* The messages between clients and servers. Every message is one DATA frame of a link, which has
  * the frame's own limits and checks behind it; its fields are
  *
  *   comm         the kind            message      tensor: the client's number of it

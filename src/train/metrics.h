@@ -114,7 +114,7 @@ gr_status gr_stop_write(const gr_stop_record *record, FILE *file, const char *wh
 gr_status gr_end_write(const gr_end_record *record, FILE *file, const char *where,
                        gr_diag *diag) GR_MUST_CHECK;
 
-/* What the lines of a metrics file tell of. */
+/* The contents of the lines of a metrics file. */
 typedef struct gr_metrics_reported {
     bool start;
     uint64_t epoch; /* the last one; 0: none */

@@ -118,14 +118,14 @@ float *gr_trainer_state(gr_trainer *trainer, int index, const char **name_out);
 gr_status gr_trainer_load(gr_trainer *trainer, uint64_t first_step, uint64_t total_steps,
                           gr_loader **loader_out, gr_diag *diag) GR_MUST_CHECK;
 
-/* Returns `status`; a failure of the communicator is told in the words of its own diagnosis. */
+/* Returns `status`; a failure of the communicator is reported in the words of its own diagnosis. */
 gr_status gr_trainer_comm_status(const gr_comm *comm, gr_status status, const char *what,
                                  gr_diag *diag) GR_MUST_CHECK;
 
 /* ---- NaN and infinity (notfinite.c) ---------------------------------------------------------- */
 
 /* What is looked at while the sums are still this rank's own. A NaN that reaches a layer's
- * gradient shows in its bias or scale as well, so the small tensors tell nearly everything at
+ * gradient shows in its bias or scale as well, so the small tensors show nearly everything at
  * nearly no cost; the reduced sum is looked over in full. */
 gr_status gr_not_finite_watch(gr_trainer *trainer, gr_diag *diag) GR_MUST_CHECK;
 

@@ -51,7 +51,7 @@ typedef struct gr_train_options {
  * generation; when others are to come or go, that begins after a step. *comm is replaced, or NULL
  * in the end if that came to nothing, or if this worker is not needed any more (which is GR_OK).
  * Rank 0 reports, and writes the metrics file, checkpoints and the weights. On failure diag holds
- * the sentence. GR_E_CANCELLED: ended because `stop` said so, with a checkpoint to go on from. */
+ * the sentence. GR_E_CANCELLED: ended because of `stop`, with a checkpoint to go on from. */
 gr_status gr_train_run(gr_job *job, gr_comm **comm, const gr_train_options *options,
                        gr_diag *diag) GR_MUST_CHECK;
 

@@ -37,7 +37,7 @@ void gr_diagnosis_destroy(gr_diagnosis *diagnosis);                   /* NULL ok
 /* ---- What the engine tells ------------------------------------------------------------------- */
 /* The first word of `peer` about an operation has come `late` ticks after it began here. */
 void gr_diagnosis_arrived(gr_diagnosis *diagnosis, const gr_op_id *op, int peer, uint64_t late);
-/* That was told already. */
+/* That was reported already. */
 bool gr_diagnosis_has_arrived(const gr_diagnosis *diagnosis, const gr_op_id *op, int peer);
 /* A frame from `peer` is nothing that `op` (NULL: anything) expects, which are `size_bytes`. */
 void gr_diagnosis_foreign_frame(gr_diagnosis *diagnosis, int peer, const gr_frame *frame,

@@ -37,7 +37,7 @@ struct gr_diagnosis {
     int64_t report_us;
     gr_op_report cause; /* `report` has been answered by this; kind 0: not (yet) */
     gr_op_report asker; /* of a rank that waits for this one; kind 0: none, or done with */
-    /* Ranks that the coordinator was told of as denied by `report`, the newest ones. */
+    /* Ranks that were reported to the coordinator as denied by `report`, the newest ones. */
     int32_t denied[GR_REPORT_AWAITS_MAX];
     uint32_t denied_count;
 };

@@ -43,12 +43,11 @@ typedef struct gr_flight_recorder {
     uint64_t program_at, program_bytes;
     char program[GR_FLIGHT_RECORDER_NAME_BYTES];
     uint64_t begun; /* entries ever begun: the newest is (begun - 1) % GR_FLIGHT_RECORDER_ENTRIES */
-    uint64_t generation,
-        step;              /* where the program is: gr_flight_recorder_note; 0: it has not said */
-    uint64_t begun_for_it; /* of the entries, before the program did anything */
-    uint32_t first_number; /* of the program's own operations on the job's communicator */
-    uint64_t first_ticks;  /* when the record was made, ... */
-    int64_t first_ns;      /* ... on gr_now_ns */
+    uint64_t generation, step; /* where the program is: gr_flight_recorder_note; 0: not given */
+    uint64_t begun_for_it;     /* of the entries, before the program did anything */
+    uint32_t first_number;     /* of the program's own operations on the job's communicator */
+    uint64_t first_ticks;      /* when the record was made, ... */
+    int64_t first_ns;          /* ... on gr_now_ns */
     gr_flight_recorder_entry entries[GR_FLIGHT_RECORDER_ENTRIES];
 } gr_flight_recorder;
 
@@ -77,7 +76,7 @@ gr_flight_recorder_place gr_flight_recorder_read_place(int fd);
 /* Step 0: the program begins now. */
 void gr_flight_recorder_note(gr_flight_recorder *record, uint64_t generation, uint64_t step);
 
-/* The next entry, number record->begun; what it said before is forgotten. All members but `started`
+/* The next entry, number record->begun; its earlier contents are gone. All members but `started`
  * are the caller's to fill; then it counts. Who dies in between leaves no half entry. */
 gr_flight_recorder_entry *gr_flight_recorder_begin(gr_flight_recorder *record);
 static inline void gr_flight_recorder_commit(gr_flight_recorder *record)

@@ -70,7 +70,7 @@ typedef struct gr_timeline_summary {
     uint64_t unfinished; /* operations that their rank did not end */
 } gr_timeline_summary;
 
-/* FILE of the parts of ranks 0 .. rank_count - 1 (0: as many as they say themselves), which are
+/* FILE of the parts of ranks 0 .. rank_count - 1 (0: as many as the parts name), which are
  * removed; FILE is made anew. What is damaged is left out. Times are those of the monotonic clock,
  * which the processes of a host have in common; hosts are set against each other by their time of
  * day; they count from what the file's otherData gives as monotonic_ns.

@@ -106,8 +106,8 @@ typedef struct gr_exec_group {
                         of them was in before */
 } gr_exec_group;
 
-/* Before its first operation: what its other ranks say of the group is understood from now on. A
- * group that cannot end by itself needs no call. GR_E_NO_MEMORY. */
+/* Before its first operation: messages of its other ranks about the group are understood from now
+ * on. A group that cannot end by itself needs no call. GR_E_NO_MEMORY. */
 gr_status gr_exec_group_open(gr_exec *exec, const gr_exec_group *group,
                              gr_diag *diag) GR_MUST_CHECK;
 
@@ -128,7 +128,7 @@ typedef struct gr_op_desc {
     int root;      /* of messages: the peer, a group rank; a receive: or GR_ANY_SOURCE */
     uint32_t tag;  /* of messages; a receive: or GR_ANY_TAG */
     int shards;
-    uint64_t count;     /* as the caller said it */
+    uint64_t count;     /* as the caller passed it */
     const char *name;   /* NULL: none; copied up to GR_FLIGHT_RECORDER_NAME_BYTES - 1 */
     const char *site;   /* "train.c:88"; copied the same way; NULL: */
     const void *caller; /* the address that the call returns to */
@@ -280,7 +280,7 @@ bool gr_op_finished(const gr_op *op);
 bool gr_op_released(const gr_op *op);
 /* The result of a finished operation; gives the object back. */
 gr_status gr_op_release(gr_op *op);
-/* The owner that gr_exec_create was told; NULL for gr_op_create_finished. */
+/* The owner that was passed to gr_exec_create; NULL for gr_op_create_finished. */
 void *gr_op_owner(const gr_op *op);
 
 /* An operation that is finished and stays so, whoever releases it: all that a group of one needs.
@@ -320,9 +320,9 @@ bool gr_exec_uses(const gr_exec *exec, const gr_call_memory *memory, char *what_
 const gr_diag *gr_exec_first_failure(const gr_exec *exec);
 /* Moves everything on, and ends it if a peer is gone, though nothing under way needs it. */
 void gr_exec_check_members(gr_exec *exec);
-/* Ends everything with this cause, which all peers are told. */
+/* Ends everything with this cause, which all peers receive. */
 void gr_exec_end(gr_exec *exec, const gr_diag *diag);
-/* Ends everything with GR_E_CANCELLED before the executor is destroyed. Peers are not told. */
+/* Ends everything with GR_E_CANCELLED before the executor is destroyed. Peers are not notified. */
 void gr_exec_cancel(gr_exec *exec);
 
 /* ---- What is kept of the past ---------------------------------------------------------------- */

@@ -6,14 +6,14 @@
 
 #include "coll/engine/exec_internal.h"
 
-/* A group that has ended by itself, until all its ranks have said so: exec_group_end.c. */
+/* A group that has ended by itself, until all its ranks have reported so: exec_group_end.c. */
 struct gr_exec_ending {
     gr_exec_ending *next;
     uint16_t comm;
     uint32_t serial;
     gr_diag diag;
-    int64_t repeat_us, limit_us; /* when to tell the others again; when all ends instead */
-    int size, missing;           /* ranks; those that have not said so */
+    int64_t repeat_us, limit_us; /* when to notify the others again; when all ends instead */
+    int size, missing;           /* ranks; those that have not reported so */
     int *world;                  /* the missing ones stand first; one piece of memory with this */
 };
 

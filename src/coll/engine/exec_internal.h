@@ -295,7 +295,7 @@ static inline int gr_op_local(const gr_op *op, int world)
 
 /* Fingerprints of messages have this bit, others do not: their numbers count something else. */
 #define GR_FINGERPRINT_MESSAGE (UINT64_C(1) << 63)
-/* So do these bits tell groups apart that have the same number at different times. */
+/* These bits distinguish groups that have the same number at different times. */
 #define GR_FINGERPRINT_SERIAL (UINT64_C(127) << 56)
 static inline uint64_t gr_exec_serial_bits(uint32_t serial)
 {

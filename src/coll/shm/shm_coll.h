@@ -9,9 +9,9 @@
  * through the kernel, or by way of memory that is shared. The order of additions is that of the
  * shard tree: the bits are those of the canonical plans.
  *
- * Every rank of a communicator must start the same operations in the same order; whether one
- * runs here depends only on what all ranks say alike. An operation has the number that the
- * executor gives it: operations that run as plans have numbers of the same sequence.
+ * Every rank of a communicator must start the same operations in the same order; whether one runs
+ * here depends only on what all ranks pass alike. An operation has the number that the executor
+ * gives it: operations that run as plans have numbers of the same sequence.
  *
  * Threads: all of a mesh belongs to the thread that the mesh belongs to. Nothing blocks, and
  * nothing allocates but the first operation over a new number of shards. */

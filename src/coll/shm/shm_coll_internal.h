@@ -177,7 +177,7 @@ struct gr_shm_coll {
     uint64_t windows_next;       /* of the next staged operation */
     shm_unchecked unchecked[SHM_COLL_SLOTS];
     uint64_t unchecked_slots; /* bits */
-    bool differs;             /* one of them was called differently, and nobody was told: */
+    bool differs;             /* one of them was called differently, and nobody was notified: */
     shm_difference difference;
     bool not_oversubscribed;
     bool cma; /* everybody is reached through the kernel */

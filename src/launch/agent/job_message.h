@@ -26,7 +26,7 @@ typedef enum gr_job_message_kind {
     GR_JOB_DROPPED, /* to a launcher: its output cannot be written, and the job goes on without */
     GR_JOB_END,     /* to a launcher: status.code */
     GR_JOB_MOVED,   /* to a launcher: the supervisor is process status.code from now on; status says
-                     * whether it has heard a signal */
+                     * whether it has received a signal */
     GR_JOB_ORPHANS, /* to a launcher: an agent that another supervisor had started is gone, and what
                      * it may have left is no child of this one */
     GR_JOB_MESSAGE_KINDS

@@ -55,7 +55,7 @@ gr_status gr_supervisor_publish(gr_supervisor *supervisor, const char *name,
                                 const gr_job_record *record, gr_diag *diag) GR_MUST_CHECK;
 
 /* Before the first process of the job is started: from now on a supervisor that is killed costs the
- * job a restart, as launcher and record are told. Again: does nothing. NULL ok. */
+ * job a restart, as launcher and record are notified. Again: does nothing. NULL ok. */
 void gr_supervisor_begin(gr_supervisor *supervisor);
 /* The job is begun once more: another supervisor that continues it must know. `record` as above.
  * NULL ok. */

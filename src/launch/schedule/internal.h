@@ -60,9 +60,9 @@ void gr_scheduler_enter(gr_scheduler *schedule, gr_scheduler_phase phase, int64_
 /* The first reason counts. */
 void gr_scheduler_blame(gr_scheduler *schedule, gr_scheduler_reason reason);
 /* An agent is about to be lost with its processes. Returns true if that is the cause of what the
- * job ends for already: ranks have failed only because they miss others, which they may be quicker
- * to tell; where it `serves`, a parameter server, also if they have failed in any other way but by
- * a signal. */
+ * job ends for already: ranks have failed only because they miss others, which they may report
+ * sooner; where it `serves`, a parameter server, also if they have failed in any other way but by a
+ * signal. */
 bool gr_scheduler_may_follow(const gr_scheduler *schedule, bool serves);
 void gr_scheduler_blame_loss(gr_scheduler *schedule, bool followed);
 void gr_scheduler_end_after_failure(gr_scheduler *schedule);

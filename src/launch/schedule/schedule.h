@@ -4,7 +4,7 @@
 
 /* The scheduler of a job: which worker runs in which slot, which hosts have an agent, what happens
  * when one is lost, and when and why the job ends. Pure: no clock, no I/O, no memory but its own.
- * An event tells what has happened; the actions tell what is to be done about it, in their order.
+ * An event is what has happened; the actions are what must be done about it, in their order.
  *
  * A slot is the place of one worker; its number is the worker's. A host has a range of slots.
  * Behind the slots of the workers is one for each parameter server, and behind the hosts of the
@@ -134,7 +134,7 @@ typedef struct gr_scheduler {
         bool complete, timed, late, at_rest, over;
         bool done;      /* a worker has seen the work done */
         bool fencing;   /* the time of those that a renewal waits for runs */
-        int target;     /* as told to the coordinator */
+        int target;     /* as sent to the coordinator */
         bool expecting; /* joining workers */
     } group;
     struct {

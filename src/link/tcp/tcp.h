@@ -34,9 +34,9 @@ typedef struct gr_tcp_message {
 typedef struct gr_tcp_rail {
     gr_tcp_link *link;
     int index;
-    bool readable, writable; /* what the last event or call said; edges come only once */
+    bool readable, writable; /* the result of the last event or call; edges come only once */
     bool hung_up;            /* the end of the rail is near: read until it comes */
-    bool left;               /* the peer has said that nothing more comes */
+    bool left;               /* the peer has announced that nothing more comes */
 
     /* How fast it is, of several: what the peer has acknowledged of `sent_bytes` over a while. */
     bool deferred;     /* the next part would be there sooner over another rail */

@@ -24,7 +24,7 @@ int gr_exec_listen(const char *root, const char *space, const char *pod, const c
 /* Takes what a connection brings. False: nothing that could be carried out. */
 bool gr_exec_receive(int fd, gr_exec_order *request_out);
 void gr_exec_order_fini(gr_exec_order *request);
-/* The caller's exit code; to a caller that is gone nothing is said. */
+/* The caller's exit code; nothing is sent to a caller that is gone. */
 void gr_exec_answer(int fd, int code);
 
 /* Runs the command in a pod, for whose start it waits a while, and gives its exit code.

@@ -24,13 +24,13 @@ typedef struct gr_local_pods {
     bool colors[2], timestamps;
     /* Something has changed in the store. */
     void (*changed)(void *pods_arg);
-    /* To be told once: a sentence for the user. */
+    /* A sentence for the user, printed once. */
     void (*note)(void *pods_arg, const char *sentence);
     void (*event)(void *pods_arg, const char *type, const char *reason, const char *kind,
                   const char *name, const char *message);
     void *pods_arg;
     unsigned int started; /* so far */
-    bool has_no_rooms;    /* the system permits no namespaces: told once */
+    bool has_no_rooms;    /* the system permits no namespaces: reported once */
     bool has_orphans;     /* of a pod whose process was killed; the caller ends them */
 } gr_local_pods;
 

@@ -44,7 +44,7 @@ typedef struct gr_pod_plan {
     size_t port_count;
 } gr_pod_plan;
 
-/* What a pod gets that its manifest does not say. */
+/* What a pod gets beside its manifest. */
 typedef struct gr_pod_place {
     const char *address;    /* of the pod */
     char *const *inherited; /* the environment of `gradus run` */

@@ -46,7 +46,7 @@ typedef struct gr_serve_counts {
     uint64_t groups_created, groups_deleted;
 } gr_serve_counts;
 
-/* A sentence of the log, by its hash, and when it was said. */
+/* A sentence of the log, by its hash, and when it was logged. */
 typedef struct gr_serve_said {
     uint64_t hash;
     int64_t at_us;

@@ -85,7 +85,7 @@ struct gr_ps_op {
     gr_ps_subrequest subs[GR_PS_SERVERS_MAX];
 };
 
-/* Where a process is that has come in place of a lost server, as the others say. */
+/* Where a process is that has come in place of a lost server, as others report. */
 typedef struct gr_ps_place {
     uint64_t incarnation;
     char addresses[GR_ADDRESS_BYTES + GR_REMOTE_BYTES]; /* "+" between */
@@ -94,11 +94,11 @@ typedef struct gr_ps_place {
 /* The way to one server, whichever process has its number. */
 typedef struct gr_ps_endpoint {
     gr_link *link;        /* NULL: not there (yet) */
-    gr_ps_place moved[2]; /* the newest first: a server that is behind may tell of an older one */
+    gr_ps_place moved[2]; /* the newest first: a server that is behind may report an older one */
     uint64_t incarnation; /* by the table */
     bool renews;    /* once the link to the process before has ended, its place is connected to */
-    uint8_t *words; /* what a process that came later is told; NULL: nothing */
-    size_t words_bytes;     /* of them so many are said, */
+    uint8_t *words; /* what a process that came later receives; NULL: nothing */
+    size_t words_bytes;     /* of them so many are sent, */
     uint32_t words_said;    /* in so many messages */
     uint32_t words_tensors; /* that were known then */
     bool shares;            /* it reads this process's heap */
@@ -108,7 +108,7 @@ typedef struct gr_ps_endpoint {
                             * will */
     gr_diag diag;
     char addresses[GR_ADDRESS_BYTES + GR_REMOTE_BYTES]; /* "+" between */
-    int introduced;                                     /* servers whose addresses it was told */
+    int introduced;                                     /* servers whose addresses it has */
     bool untold;                                        /* of the table's epoch */
     uint16_t queue[GR_PS_OPS_MAX]; /* a ring of operations that are not sent whole */
     uint32_t first, count;
@@ -123,7 +123,7 @@ struct gr_ps {
     char run[GR_PS_RUN_BYTES]; /* "": none */
     gr_ps_table table;
     bool waits;              /* the caller, and is there whenever more can go */
-    uint64_t worker_clock;   /* the last that was said; 0: none */
+    uint64_t worker_clock;   /* the last that was sent; 0: none */
     bool tabled;             /* the table is the servers'; else a guess */
     gr_ps_op *greeting;      /* while it connects */
     int64_t peer_timeout_us; /* a server that is silent for so long is lost */

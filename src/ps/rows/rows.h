@@ -27,8 +27,8 @@ gr_status gr_ps_rows_create(const gr_ps_rows_config *config, gr_ps_rows **rows_o
 void gr_ps_rows_destroy(gr_ps_rows *rows);
 
 /* values_out: count x columns, in the order of the indices, which may repeat. A row that does not
- * exist is computed, and takes no memory. GR_E_INVALID: an index is too large; nothing is said of
- * the values. */
+ * exist is computed, and takes no memory. GR_E_INVALID: an index is too large; the values are
+ * undefined. */
 gr_status gr_ps_rows_pull(const gr_ps_rows *rows, const uint32_t *indices, size_t count,
                           float *values_out, gr_diag *diag) GR_MUST_CHECK;
 

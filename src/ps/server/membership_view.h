@@ -2,31 +2,31 @@
 #ifndef GR_PS_SERVER_MEMBERSHIP_VIEW_H
 #define GR_PS_SERVER_MEMBERSHIP_VIEW_H
 
-/* How servers agree on which of them are lost, and which one is added. Pure: what is seen and heard
- * comes in by calls, and what a server has to say to the others is its view.
+/* How servers agree on which of them are lost, and which one is added. Pure: what is seen and
+ * received comes in by calls, and what a server sends to the others is its view.
  *
  *      view of a table: nobody is lost --lose, hear--> some are lost --all left agree--> next table
  *                          |
  *                          +--add, hear--> one is to be added --all agree--> next table
  *
- * Losing. A server gives others up on evidence, and says so; whoever hears it gives them up as
- * well, and none is taken back before there is a new table. All that are left say the same at last:
- * if they are a quorum, the given-up ones are lost, and the table is the next one. A quorum is more
- * than half of the table's living servers, or half of them with the lowest number among them. Who
- * is known to be dead, not just silent, is not one of these any more.
+ * Losing. A server gives others up on evidence, and announces it; whoever receives that gives them
+ * up as well, and none is taken back before there is a new table. All that are left announce the
+ * same at last: if they are a quorum, the given-up ones are lost, and the table is the next one. A
+ * quorum is more than half of the table's living servers, or half of them with the lowest number
+ * among them. Who is known to be dead, not just silent, is not one of these any more.
  *
- * Adding. A server that can reach a new process says that it is to be added; whoever hears it says
- * the same. Of two the one with the lower number, then the lower incarnation, is added first. So
- * what a server says of one table only goes down, and two servers never decide on two. All living
- * servers have to agree, and nobody may be given up.
+ * Adding. A server that can reach a new process announces that it is to be added; whoever receives
+ * that announces the same. Of two the one with the lower number, then the lower incarnation, is
+ * added first. So what a server announces of one table only goes down, and two servers never decide
+ * on two. All living servers have to agree, and nobody may be given up.
  *
  * Two quorums of one table share a server, also if their servers know of different deaths: fewer
- * are left to be on either side. It does not take back what it said, so of two different
- * sets that were agreed on one contains the other, and who agreed on the smaller one alone is among
- * the lost of the larger. What it did since needs copies that nobody else leads: nothing is
- * answered on two sides. Two quorums of two tables, one of which has added a server, may share
- * none. So until all living servers have said that they have the larger table, a quorum of it must
- * be a quorum of the smaller one as well.
+ * are left to be on either side. It does not take back what it announced, so of two different sets
+ * that were agreed on one contains the other, and who agreed on the smaller one alone is among the
+ * lost of the larger. What it did since needs copies that nobody else leads: nothing is answered on
+ * two sides. Two quorums of two tables, one of which has added a server, may share none. So until
+ * all living servers have announced that they have the larger table, a quorum of it must be a
+ * quorum of the smaller one as well.
  *
  * Who takes over another one's table keeps what it has given up. Of two tables of one epoch the one
  * with fewer servers counts: the larger one never had the word of all. */
@@ -47,8 +47,8 @@ typedef struct gr_ps_membership {
     int self;
     gr_ps_table table;
     gr_ps_view own;
-    bool formed;                        /* all living servers have said that they have the table */
-    uint32_t dead;                      /* of own.lost: those whose process is gone */
+    bool formed;   /* all living servers have announced that they have the table */
+    uint32_t dead; /* of own.lost: those whose process is gone */
     gr_ps_view said[GR_PS_SERVERS_MAX]; /* by the others, last */
 } gr_ps_membership;
 
@@ -76,7 +76,7 @@ gr_ps_taken gr_ps_membership_take(gr_ps_membership *membership, const gr_ps_tabl
 
 /* Returns true if the peer that sent this view lacks this server's table. */
 bool gr_ps_membership_lacks(const gr_ps_membership *membership, const gr_ps_view *said);
-/* Nobody is given up, and all others have said that they have the same table. */
+/* Nobody is given up, and all others have announced that they have the same table. */
 bool gr_ps_membership_settled(gr_ps_membership *membership);
 
 #endif

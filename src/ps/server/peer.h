@@ -27,21 +27,21 @@ typedef struct gr_ps_note {
     uint8_t text[GR_PS_SMALL_MAX];
 } gr_ps_note;
 
-/* What was said to the process that has a server's number, and what it has said: new with each one
+/* What was sent to the process that has a server's number, and what it has sent: new with each one
  * that comes. */
 typedef struct gr_ps_contact {
-    bool applied;         /* this one replaces another, and has told it where it is: as long as it
+    bool applied;         /* this one replaces another, and has sent it its address: as long as it
                              is in no table it asks for a place by that */
     bool applies;         /* it has asked this one */
     bool introduced;      /* it was sent the tensors: it came later than they */
     bool local;           /* it was reached by memory */
     bool same_host;       /* as its link was */
     int64_t since_us;     /* when it was known first, or this server had slept */
-    int64_t beat_us;      /* when it was told last that this server lives */
-    int64_t echo_us;      /* it has heard what was said then; 0: nothing yet */
+    int64_t beat_us;      /* when this server last sent it a sign of life */
+    int64_t echo_us;      /* it has received what was sent then; 0: nothing yet */
     uint64_t stamp;       /* the newest of its own that has come */
-    bool answer;          /* it has to know at once that it is heard */
-    bool answered;        /* it knows that it has been heard once */
+    bool answer;          /* it must know at once that its message arrived */
+    bool answered;        /* it knows that a message of its own arrived */
     gr_ps_view told;      /* what it knows of this server's view */
     uint64_t table_epoch; /* of the last table that it was sent */
     gr_ps_note beat, table;
@@ -82,10 +82,10 @@ typedef struct gr_ps_incoming {
 /* Another server. */
 struct gr_ps_peer {
     int number;
-    gr_link *arriving;    /* a process that has the number, and has not said which one it is */
+    gr_link *arriving;    /* a process that has the number, and has not sent which one it is */
     gr_link *link;        /* it has */
     uint64_t incarnation; /* of that process */
-    bool greeted;         /* it was told which one this server is */
+    bool greeted;         /* it has received which one this server is */
     uint8_t hello[GR_PS_REQUEST_BYTES];
     bool met;      /* there has been a link */
     bool dialled;  /* and is on the way */
@@ -125,8 +125,9 @@ gr_status gr_ps_peer_receive(gr_ps_server *server, gr_ps_peer *peer, gr_diag *di
 size_t gr_ps_put_own_hello(const gr_ps_server *server, uint8_t *out);
 bool gr_ps_note_send(gr_ps_peer *peer, gr_ps_note *note, gr_ps_kind kind, size_t size_bytes);
 bool gr_ps_note_free(gr_ps_peer *peer, gr_ps_note *note); /* may its text change? */
-/* Where the servers are that came later, but for `except`: a server, which is told (-1: a client
- * is). False: the link has no room, or a client is to wait for what one has not said yet. */
+/* Where the servers are that came later, but for `except`: a server, which receives them (-1: a
+ * client does). False: the link has no room, or a client must wait for what one has not sent
+ * yet. */
 bool gr_ps_send_places(gr_ps_server *server, gr_link *link, int except);
 
 /* copy.c */

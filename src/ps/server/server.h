@@ -14,7 +14,7 @@ typedef struct gr_ps_server_config {
     bool replaces;              /* it comes in place of a lost server of this number, while the job
                                  * runs, and takes replicas */
     const char *others;         /* replaces: where all servers are, as clients expect it in
-                                 * GRADUS_SERVERS; what is said of this one counts for nothing */
+                                 * GRADUS_SERVERS; the entry of this one counts for nothing */
     const char *run;            /* replaces: the run whose tensors it is to keep; NULL: any */
     const uint8_t *secret;      /* GR_SECRET_BYTES, copied */
     gr_link_choice link;        /* auto: shm for clients of this host, tcp for all others */

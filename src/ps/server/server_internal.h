@@ -2,8 +2,9 @@
 #ifndef GR_PS_SERVER_SERVER_INTERNAL_H
 #define GR_PS_SERVER_SERVER_INTERNAL_H
 
-/* What the files of the server share: server.c (life and turns), client_session.c (what one client
- * says), answer.c (what it is told), table.c (what a new table changes). Other servers: peer.h. */
+/* What the files of the server share: server.c (life and turns), client_session.c (what one
+ * client sends), answer.c (what it receives), table.c (what a new table changes). Other servers:
+ * peer.h. */
 
 #include "link/interface.h"
 #include "link/shared.h"
@@ -40,7 +41,7 @@ enum {
     GR_PS_MARK_AWAIT = 2, /* the replica: its image has not come yet, or there was no memory */
     GR_PS_MARK_GONE = 4,  /* led here, but all who had its values are lost */
     GR_PS_MARK_TAKES = 8, /* the replica: more of its image, a table's, is to come */
-    GR_PS_MARK_THIN = 16  /* led here: the replica has not said that it has all of it */
+    GR_PS_MARK_THIN = 16  /* led here: the replica has not confirmed that it has all of it */
 };
 
 /* A table's block on its way to a new replica: rows by their places, which do not change. */
@@ -123,9 +124,9 @@ struct gr_ps_session {
     int peer;
     gr_link *link;
     bool greeted;
-    bool foreign;              /* of another run: it was told, and nothing more is taken of it */
+    bool foreign; /* of another run: it was notified, and nothing more is taken from it */
     char run[GR_PS_RUN_BYTES]; /* "": none */
-    bool dismissed; /* it sent no request: its link ends, nothing more is taken or told */
+    bool dismissed; /* it sent no request: its link ends, nothing more is received or sent */
     bool shares;    /* its heap is mapped here */
     bool behind;    /* what it sends is of an older table, and is dropped until its EPOCH */
     bool untold;    /* of the table */
@@ -173,7 +174,7 @@ struct gr_ps_server {
     uint64_t incarnation;                 /* 0: it is one of the first */
     gr_diag failure;                      /* why it cannot go on; status GR_OK: it can */
     gr_ps_membership membership;          /* its table may be ahead of `table` for a moment */
-    gr_ps_view view;                      /* what the others are told: that of `table` */
+    gr_ps_view view;                      /* what the others receive: that of `table` */
     gr_ps_peer *peers[GR_PS_SERVERS_MAX]; /* NULL: this one itself, or no replicas */
     gr_clock clock;
     int64_t timeout_us; /* another server that is silent for so long is lost */
@@ -259,7 +260,7 @@ gr_status gr_ps_rows_scan(gr_ps_session *session, gr_ps_task *task, const gr_fra
 void gr_ps_rows_give(gr_ps_session *session, gr_ps_task *task, uint32_t block,
                      const gr_ps_pulled *answer);
 
-/* answer.c: what the store says, and what a session is told. */
+/* answer.c: what the store returns, and what a session receives. */
 extern const gr_ps_store_ops gr_ps_server_store_ops;
 /* GR_OK: nothing is left, or there is no room; GR_PENDING: more can be done. */
 gr_status gr_ps_session_answer(gr_ps_session *session) GR_MUST_CHECK;

@@ -55,7 +55,7 @@ typedef struct gr_ps_pushed {
     uint64_t token;
     gr_status status;      /* GR_OK; else nothing was changed, and `diag` says why */
     gr_ps_outcome outcome; /* with GR_OK */
-    bool put;              /* the values are where the push said */
+    bool put;              /* the values are where the push has put them */
     uint64_t version;      /* of the block, now; `put`: of those values */
     const gr_diag *diag;   /* until the callback returns; NULL with GR_OK */
 } gr_ps_pushed;
@@ -133,7 +133,7 @@ gr_status gr_ps_store_declare(gr_ps_store *store, int who, const gr_ps_tensor *t
 typedef enum gr_ps_role {
     GR_PS_ABSENT = 0, /* the block is not here */
     GR_PS_ALONE = 1,  /* here, without a replica elsewhere */
-    GR_PS_LEADS = 2,  /* here, and a replica elsewhere is told of updates */
+    GR_PS_LEADS = 2,  /* here, and a replica elsewhere receives updates */
     GR_PS_FOLLOWS = 3 /* the replica: changed by gr_ps_store_follow and gr_ps_store_restore alone */
 } gr_ps_role;
 

@@ -148,7 +148,7 @@ gr_ps_held *gr_ps_find(const gr_ps_store *store, uint64_t key);
 gr_status gr_ps_find_block(const gr_ps_store *store, uint64_t key, uint32_t number,
                            gr_ps_held **held_out, gr_ps_block **block_out, gr_diag *diag);
 
-/* ---- answer.c: who is told what, and when ---------------------------------------------- */
+/* ---- answer.c: who receives what, and when ---------------------------------------------- */
 /* Both answer with store->diag when the status is not GR_OK. */
 void gr_ps_answer_pushed(gr_ps_store *store, const gr_ps_block *block, int client, uint64_t token,
                          gr_status status, gr_ps_outcome outcome);

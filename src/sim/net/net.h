@@ -41,7 +41,7 @@ typedef struct gr_sim_mesh {
 typedef struct gr_sim_rank {
     gr_mesh *mesh;    /* NULL: not made yet, or gone */
     bool gone;        /* killed, or its mesh is destroyed */
-    int64_t again_us; /* it was told to try again for no reason that it could see */
+    int64_t again_us; /* it was asked to try again for no reason that it could see */
 } gr_sim_rank;
 
 enum { GR_SIM_COMPLAINT_BYTES = 160 };

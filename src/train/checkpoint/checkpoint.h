@@ -36,7 +36,7 @@ gr_status gr_checkpoint_may_start(const gr_job *job, bool resume, gr_diag *diag)
 /* The checkpoint to go on from; *checkpoint_out NULL: there is none, start from the beginning.
  * GR_E_INVALID: none is sound, or it is of another job, or beyond this job's end. Warns where the
  * weights will not be those of an undisturbed run. A checkpoint of other `shards` than the job's is
- * returned unchecked where the job file does not say any: open the job again with these. */
+ * returned unchecked where the job file has none: open the job again with these. */
 gr_status gr_checkpoint_find(const gr_job *job, const gr_log *log, gr_checkpoint **checkpoint_out,
                              gr_diag *diag) GR_MUST_CHECK;
 /* Checks that `job` can go on from the checkpoint. */

@@ -3,8 +3,8 @@
 #define GR_TRAIN_CHECKPOINT_FINGERPRINT_H
 
 /* What must be equal for a job to go on to the same bits, as texts by key: the layers of the model,
- * and the settings whose rows say that they change the result (`result`, base/config.h), data files
- * by what they hold. With them goes what predictions need, which follows from them. */
+ * and the settings whose rows are marked as changing the result (`result`, base/config.h), data
+ * files by what they hold. With them goes what predictions need, which follows from them. */
 
 #include "train/job/job.h"
 

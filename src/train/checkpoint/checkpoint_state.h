@@ -18,7 +18,7 @@ gr_status gr_state_gather(gr_trainer *trainer, uint64_t step, float **all,
 
 /* Rank 0 reads the checkpoint at `path`, and all ranks go on from it: the next step of the trainer
  * is info_out->step. Collective. GR_E_INVALID: damaged, or of another job; not the same on every
- * rank, those that were not told fail by the loss of their peer. */
+ * rank, those that were not notified fail by the loss of their peer. */
 gr_status gr_state_restore(gr_trainer *trainer, const char *path, gr_checkpoint_info *info_out,
                            gr_diag *diag) GR_MUST_CHECK;
 

@@ -21,17 +21,17 @@ typedef enum gr_local_state { GR_LOCAL_AVERAGE = 0, GR_LOCAL_KEEP = 1 } gr_local
 typedef struct gr_distribution_config {
     int distribution_type;     /* Job (this issue); MPI, TF: GR_E_UNSUPPORTED sentence for now */
     int strategy;              /* of gr_strategy_name */
-    const char *sync_every;    /* local: "8 steps", "epoch"; NULL: not said */
+    const char *sync_every;    /* local: "8 steps", "epoch"; NULL: not given */
     int local_state;           /* local: a gr_local_state */
     const gr_node *outer;      /* local: for others to read */
     int consistency;           /* ps: of gr_job_consistency_name */
     int64_t aggregate;         /* ps, bsp: so many workers make a step; 0: all */
-    int64_t staleness;         /* ps, ssp; -1: not said */
+    int64_t staleness;         /* ps, ssp; -1: not given */
     bool adapt_rate;           /* ps, ssp and async */
     const gr_node *workers;    /* number_of_workers: a number, or min and max */
     int64_t number_of_workers; /* to start with; 0: one for each core */
-    int64_t workers_min, workers_max; /* that it may have meanwhile; 0: not said */
-    int64_t servers;                  /* parameter servers; 0: not said; also --servers */
+    int64_t workers_min, workers_max; /* that it may have meanwhile; 0: not given */
+    int64_t servers;                  /* parameter servers; 0: not given; also --servers */
     int64_t server_replicas;          /* of what each of them keeps, on another one: 0 or 1 */
     int64_t worker_threads;           /* threads of the kernels in a worker, default 1 */
     int64_t shards; /* 0: 8, or the largest power of two below that divides the global batch */

@@ -90,8 +90,8 @@ gr_status gr_servers_wait(gr_trainer *t, gr_diag *diag) GR_MUST_CHECK;
 /* Without waiting. */
 gr_status gr_servers_poll(gr_trainer *t, gr_diag *diag) GR_MUST_CHECK;
 
-/* Returns `status`; a failure of the last call is told in the servers' words. The loss of a server
- * is none of a member: the group cannot go on without it. */
+/* Returns `status`; a failure of the last call is reported in the servers' words. The loss of a
+ * server is none of a member: the group cannot go on without it. */
 gr_status gr_servers_status(const gr_servers *servers, gr_status status,
                             gr_diag *diag) GR_MUST_CHECK;
 

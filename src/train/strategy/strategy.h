@@ -117,7 +117,7 @@ gr_status gr_trainer_cut(gr_trainer *t, size_t **ends_out, gr_buckets_config *co
 float *gr_trainer_left_out(gr_trainer *t, int shard, int part, size_t *count_out);
 
 /* vectors[0] holds the header and the statistics summed over all shards: running statistics, the
- * numbers of the step and what ranks have said are taken from there. */
+ * numbers of the step and what ranks have reported are taken from there. */
 void gr_trainer_take_header(gr_trainer *t, gr_meter *now);
 /* Returns true if enough shards ask for an early end. Each has added one to the header. */
 bool gr_trainer_stops(const gr_trainer *t, const float *sum);
