@@ -23,8 +23,10 @@ enum {
     HANDSHAKE_TIMEOUT_US = 5000000,
     /* At most so many messages of a member are handled in one turn, the rest in the next one. */
     MESSAGES_A_TURN = 16,
-    /* A member has less than ten things to say of a generation, and a PING now and then. PINGs may
-     * have piled up while the launcher stood still, so that the time counts from the beginning. */
+    /* A member sends less than ten messages for a generation, beside reports and PINGs. PINGs may
+     * have piled up while the launcher stood still, so that the time counts from the beginning. A
+     * program may renew as fast as generations come about, so what these take does not count. */
+    MESSAGES_A_GENERATION = 10,
     MESSAGES_AT_ONCE = 1000,
     MESSAGES_A_SECOND = 1000,
     DIED_BYTES = 128,
@@ -40,7 +42,8 @@ typedef struct member {
     const char *broken; /* why it is to be closed, once the rules have come to rest; NULL: not */
     bool unread;        /* more of its messages may be there than one turn handles */
     int64_t since_us;   /* it is connected since */
-    uint64_t received;  /* as many messages */
+    uint64_t received;  /* as many messages, without those that generations take */
+    uint64_t ready_in;  /* the newest generation that it has agreed to */
     uint8_t in[GR_MESSAGE_SMALL_MAX];
 } member;
 
@@ -251,6 +254,7 @@ static void accept_member(gr_coordinator *coordinator, const gr_accepted *accept
     gr_control_init(&of->control, accepted, coordinator->peer_timeout_us, of->in, sizeof of->in);
     of->since_us = gr_now_ns() / 1000;
     of->received = 0;
+    of->ready_in = 0;
     coordinator->ping_at_us = 0; /* soon it is known when */
     struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
                                 .data.u64 = (uint64_t)rank};
@@ -430,13 +434,24 @@ static void set_unread(gr_coordinator *coordinator, member *of, bool unread)
     of->unread = unread;
 }
 
+/* Counts a message that was handled. */
+static void count_message(const gr_coordinator *coordinator, member *of, gr_message_kind kind)
+{
+    const uint64_t generation = coordinator->membership.generation;
+    of->received++;
+    if (kind == GR_MESSAGE_READY && of->ready_in < generation) {
+        of->ready_in = generation;
+        of->received -= of->received < MESSAGES_A_GENERATION ? of->received : MESSAGES_A_GENERATION;
+    }
+}
+
 static bool sends_too_much(const member *of)
 {
     uint64_t seconds = (uint64_t)(gr_now_ns() / 1000 - of->since_us) / 1000000;
     return of->received > MESSAGES_AT_ONCE + seconds * MESSAGES_A_SECOND;
 }
 
-/* Hears at most `most` messages. */
+/* Handles at most `most` messages. */
 static void receive_from(gr_coordinator *coordinator, member *from, int most)
 {
     gr_status status = GR_OK;
@@ -458,7 +473,7 @@ static void receive_from(gr_coordinator *coordinator, member *from, int most)
                 close_member(from);
             }
             drop_broken(coordinator);
-            from->received++;
+            count_message(coordinator, from, kind);
             if (sends_too_much(from) && from->control.fd >= 0) {
                 lose(coordinator, from, "it sent the coordinator more messages than a rank has to");
             }

@@ -564,6 +564,74 @@ static void flood_of_a_member_ends_that_member(void **state)
     gr_coordinator_destroy(coordinator);
 }
 
+/* Reads messages until one of this kind comes. */
+static void read_until(gr_coordinator *coordinator, int fd, gr_message_kind wanted,
+                       gr_assignment *assignment_out)
+{
+    static uint8_t in[4 * GR_MESSAGE_SMALL_MAX];
+    static size_t have;
+    for (int64_t end = now_us() + PATIENCE_US; now_us() < end;) {
+        gr_message_kind kind = GR_MESSAGE_KIND_END;
+        const uint8_t *body;
+        size_t body_bytes, size = 0;
+        while (have >= GR_MESSAGE_HEAD_BYTES) {
+            size = GR_MESSAGE_HEAD_BYTES + (size_t)in[8] + ((size_t)in[9] << 8);
+            if (have < size) {
+                break;
+            }
+            assert_int_equal(gr_message_get(in, size, &kind, &body, &body_bytes, NULL), GR_OK);
+            if (kind == GR_MESSAGE_ASSIGN) {
+                assert_int_equal(gr_message_get_assignment(body, body_bytes, assignment_out, NULL),
+                                 GR_OK);
+            }
+            have -= size;
+            memmove(in, in + size, have);
+            if (kind == wanted) {
+                return;
+            }
+        }
+        turn(coordinator);
+        ssize_t got = recv(fd, in + have, sizeof in - have, MSG_DONTWAIT);
+        assert_true(got > 0 || (got < 0 && errno == EAGAIN));
+        have += got > 0 ? (size_t)got : 0;
+    }
+    fail_msg("no message %d", (int)wanted);
+}
+
+static void put(int fd, const uint8_t *message, size_t size)
+{
+    assert_int_equal(send(fd, message, size, MSG_NOSIGNAL), (ssize_t)size);
+}
+
+/* A program that renews until others have come sends few messages of each generation, but many a
+ * second. */
+static void test_renewing_again_and_again_is_no_flood(void **state)
+{
+    (void)state;
+    enum { TIMES = 2000 };
+    const gr_coordinator_config config = {.world_size = 2, .members_min = 1, .secret = secret};
+    uint8_t message[GR_MESSAGE_SMALL_MAX];
+    gr_assignment assignment = {.generation = 1};
+    gr_coordinator *coordinator = NULL;
+    assert_int_equal(gr_coordinator_create(&config, &coordinator, NULL), GR_OK);
+    int fd = call_in_as(coordinator, 0, 2), other = call_in_as(coordinator, 1, 2);
+    read_until(coordinator, fd, GR_MESSAGE_MEMBERS, &assignment);
+    put(fd, message, gr_message_put_ready(assignment.generation, message));
+    put(other, message, gr_message_put_ready(assignment.generation, message));
+    close(other); /* from now on rank 0 is alone */
+    for (int i = 0; i < TIMES; i++) {
+        put(fd, message, gr_message_put_empty(GR_MESSAGE_RENEW, message));
+        read_until(coordinator, fd, GR_MESSAGE_ASSIGN, &assignment);
+        const gr_hello hello = {
+            .world_size = assignment.world_size, .pid = 1, .generation = assignment.generation};
+        put(fd, message, gr_message_put_hello(&hello, message));
+        read_until(coordinator, fd, GR_MESSAGE_MEMBERS, &assignment);
+        put(fd, message, gr_message_put_ready(assignment.generation, message));
+    }
+    close(fd);
+    gr_coordinator_destroy(coordinator);
+}
+
 /* A member that takes over hears from others who the members were. */
 static void test_numbers_that_nobody_has(void **state)
 {
@@ -591,6 +659,7 @@ int main(void)
         cmocka_unit_test(test_shm_between_hosts),
         cmocka_unit_test(test_ports),
         cmocka_unit_test(flood_of_a_member_ends_that_member),
+        cmocka_unit_test(test_renewing_again_and_again_is_no_flood),
         cmocka_unit_test(test_numbers_that_nobody_has),
         cmocka_unit_test(test_garbage_disturbs_nobody),
         cmocka_unit_test(test_alone),
