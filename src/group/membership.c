@@ -293,14 +293,19 @@ static bool is_quorum(gr_membership *membership)
     if (gr_quorum_is_enough(membership->quorum, &votes)) {
         return true;
     }
+    int here = gr_quorum_votes(membership->quorum, &votes);
+    int all = gr_numbers_count(&membership->quorum->known.committed_members);
+    const char *who =
+        2 * here + membership->quorum->own > all
+            ? "of those that were there before others joined them half are needed, as "
+              "long as not all are known to know that it came about"
+            : "only more than half of them go on by themselves (or half, with the "
+              "coordinator that brought them together)";
     (void)gr_fail(&failure, GR_E_COMM_BROKEN,
-                  "%d of the %d workers of the last generation are on this side: only more than "
-                  "half of them go on by themselves (or half, with the coordinator that brought "
-                  "them together), since the others may live, cut off from these; see to the "
-                  "network and to the other workers, and restart from a checkpoint (--resume) "
-                  "if they do not go on",
-                  gr_quorum_votes(membership->quorum, &votes),
-                  gr_numbers_count(&membership->quorum->known.committed_members));
+                  "%d of the %d workers of the last generation are on this side: %s, since the "
+                  "others may live, cut off from these; see to the network and to the other "
+                  "workers, and restart from a checkpoint (--resume) if they do not go on",
+                  here, all, who);
     fail_group_as(membership, &failure);
     return false;
 }
@@ -573,6 +578,24 @@ static bool joined(const gr_membership *membership, int number)
     return membership->members[number].state == GR_MEMBER_JOINED;
 }
 
+/* Once all members of the generation are ready, all know that it came about: they are notified. */
+static void settle(gr_membership *membership)
+{
+    int ready = 0;
+    for (int i = 0; membership->quorum != NULL && i < membership->world_size; i++) {
+        ready += belongs(membership, i) && membership->members[i].stage == GR_STAGE_READY;
+    }
+    if (membership->quorum == NULL || ready < membership->size ||
+        !gr_quorum_settle(membership->quorum)) {
+        return;
+    }
+    for (int i = 0; i < membership->world_size; i++) {
+        if (belongs(membership, i)) {
+            send_history(membership, i);
+        }
+    }
+}
+
 gr_status gr_membership_ready(gr_membership *membership, int number, uint64_t generation)
 {
     gr_standing *of = &membership->members[number];
@@ -584,6 +607,7 @@ gr_status gr_membership_ready(gr_membership *membership, int number, uint64_t ge
     }
     of->stage = GR_STAGE_READY;
     take_in(membership, of);
+    settle(membership);
     request_change(membership);
     return GR_OK;
 }

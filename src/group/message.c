@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-enum { MAGIC = 0x31435247, VERSION = 5, CHECKSUM_AT = 16, MEMBERS_FIXED = 12, SETS = 3 };
+enum { MAGIC = 0x31435247, VERSION = 6, CHECKSUM_AT = 16, MEMBERS_FIXED = 12, SETS = 4 };
 
 /* ---- Bodies ---------------------------------------------------------------------------------- */
 
@@ -48,11 +48,9 @@ static const gr_wire_field assignment_fields[] = {
     {0},
 };
 static const gr_wire_field history_fields[] = {
-    /* and the size of the sets (u64), and the three */
+    /* and the size of the sets (u64), and the four */
     {GR_WIRE(64, gr_history, committed)},
     {GR_WIRE(64, gr_history, accepted)},
-    {GR_WIRE(32, gr_history, accepted_size), .max = GR_GROUP_WORLD_MAX},
-    {.bytes = 4}, /* zero */
     {0},
 };
 
@@ -125,26 +123,44 @@ size_t gr_message_put_ready(uint64_t generation, uint8_t *out)
     return seal(GR_MESSAGE_READY, sizeof generation, out);
 }
 
-/* So many bytes of the sets are not zero. */
-static size_t filled_bytes(const gr_history *history)
+_Static_assert(GR_MESSAGE_HEAD_BYTES + 3 * 8 + SETS * sizeof(gr_numbers) <= GR_MESSAGE_SMALL_MAX,
+               "a history is a small message");
+
+/* The sets of a history, as they follow each other. */
+static void list_sets(gr_history *history, gr_numbers *sets_out[SETS])
 {
-    size_t bytes = sizeof history->committed_members.bits;
-    while (bytes > 0 && history->committed_members.bits[bytes - 1] == 0 &&
-           history->accepted_members.bits[bytes - 1] == 0 && history->used.bits[bytes - 1] == 0) {
-        bytes--;
+    sets_out[0] = &history->committed_members;
+    sets_out[1] = &history->accepted_members;
+    sets_out[2] = &history->former_members;
+    sets_out[3] = &history->used;
+}
+
+/* So many bytes of the sets are not all zero. */
+static size_t filled_bytes(gr_numbers *const sets[SETS])
+{
+    for (size_t bytes = sizeof sets[0]->bits; bytes > 0; bytes--) {
+        for (int i = 0; i < SETS; i++) {
+            if (sets[i]->bits[bytes - 1] != 0) {
+                return bytes;
+            }
+        }
     }
-    return bytes;
+    return 0;
 }
 
 size_t gr_message_put_history(const gr_history *history, uint8_t *out)
 {
     uint8_t *body = out + GR_MESSAGE_HEAD_BYTES, *at = gr_wire_put(history_fields, history, body);
-    size_t bytes = filled_bytes(history);
+    gr_history copy = *history;
+    gr_numbers *sets[SETS];
+    list_sets(&copy, sets);
+    size_t bytes = filled_bytes(sets);
     gr_put_u64(at, bytes);
-    memcpy(at + 8, history->committed_members.bits, bytes);
-    memcpy(at + 8 + bytes, history->accepted_members.bits, bytes);
-    memcpy(at + 8 + 2 * bytes, history->used.bits, bytes);
-    return seal(GR_MESSAGE_HISTORY, (size_t)(at - body) + 8 + SETS * bytes, out);
+    at += 8;
+    for (int i = 0; i < SETS; i++, at += bytes) {
+        memcpy(at, sets[i]->bits, bytes);
+    }
+    return seal(GR_MESSAGE_HISTORY, (size_t)(at - body), out);
 }
 
 size_t gr_message_members_max(int world_size)
@@ -267,15 +283,18 @@ gr_status gr_message_get_history(const uint8_t *body, size_t size_bytes, gr_hist
                                  gr_diag *diag)
 {
     gr_history history = {0};
+    gr_numbers *sets[SETS];
     const uint8_t *end = body + size_bytes, *at = gr_wire_get(history_fields, body, end, &history);
     uint64_t bytes = at != NULL && end - at >= 8 ? gr_get_u64(at) : UINT64_MAX;
     if (bytes > sizeof history.committed_members.bits || (uint64_t)(end - at) != 8 + SETS * bytes) {
         return malformed(diag, "HISTORY");
     }
-    memcpy(history.committed_members.bits, at + 8, bytes);
-    memcpy(history.accepted_members.bits, at + 8 + bytes, bytes);
-    memcpy(history.used.bits, at + 8 + 2 * bytes, bytes);
-    if (history.committed > history.accepted || filled_bytes(&history) != bytes) {
+    at += 8;
+    list_sets(&history, sets);
+    for (int i = 0; i < SETS; i++, at += bytes) {
+        memcpy(sets[i]->bits, at, bytes);
+    }
+    if (history.committed > history.accepted || filled_bytes(sets) != bytes) {
         return malformed(diag, "HISTORY");
     }
     *history_out = history;

@@ -39,7 +39,7 @@ typedef enum gr_message_kind {
 enum {
     GR_MESSAGE_HEAD_BYTES = 24,
     GR_MESSAGE_BODY_MAX = 8 << 20,
-    GR_MESSAGE_SMALL_MAX = 2048, /* any message but MEMBERS, with its head */
+    GR_MESSAGE_SMALL_MAX = 2560, /* any message but MEMBERS, with its head */
     GR_MISSING_LISTED_MAX = 32
 };
 
@@ -64,10 +64,10 @@ typedef struct gr_numbers {
 typedef struct gr_history {
     uint64_t committed; /* the newest that all of its members have agreed to; 0: none */
     uint64_t accepted;  /* the newest that this member has agreed to; at least the former */
-    /* The most members of a generation behind `committed` that may have come about as well, as
-     * far as those know that made `accepted`; 0: there is none. */
-    uint32_t accepted_size;
     gr_numbers committed_members, accepted_members;
+    /* Of the generation before `committed`, if that one is larger and some of its members may not
+     * know yet that it came about; else none. */
+    gr_numbers former_members;
     gr_numbers used; /* the numbers that a process has had: none gets one of them any more */
 } gr_history;
 

@@ -76,16 +76,27 @@ gr_status gr_quorum_add_history(gr_quorum *quorum, int number, const gr_history 
     return GR_OK;
 }
 
+/* The newest generation that came about. Where one knows that it is settled, it is. */
+static void find_committed(gr_quorum *quorum, const gr_numbers *here)
+{
+    gr_history *known = &quorum->known;
+    for (int i = 0; i < GR_GROUP_WORLD_MAX; i++) {
+        const gr_history *of = &quorum->histories[i];
+        if (gr_numbers_has(here, i) && of->committed > known->committed) {
+            known->committed = of->committed;
+            known->committed_members = of->committed_members;
+            known->former_members = of->former_members;
+        } else if (gr_numbers_has(here, i) && of->committed == known->committed) {
+            keep_common(&known->former_members, &of->former_members);
+        }
+    }
+}
+
 void gr_quorum_unite(gr_quorum *quorum, const gr_numbers *here)
 {
     gr_history *known = &quorum->known;
     *known = (gr_history){0};
-    for (int i = 0; i < GR_GROUP_WORLD_MAX; i++) {
-        if (gr_numbers_has(here, i) && quorum->histories[i].committed > known->committed) {
-            known->committed = quorum->histories[i].committed;
-            known->committed_members = quorum->histories[i].committed_members;
-        }
-    }
+    find_committed(quorum, here);
     known->accepted = known->committed;
     known->accepted_members = known->committed_members;
     for (int i = 0; i < GR_GROUP_WORLD_MAX; i++) {
@@ -95,15 +106,10 @@ void gr_quorum_unite(gr_quorum *quorum, const gr_numbers *here)
         if (gr_numbers_has(here, i) && quorum->histories[i].accepted > known->accepted) {
             known->accepted = quorum->histories[i].accepted;
         }
-        if (gr_numbers_has(here, i) && quorum->histories[i].accepted > known->committed &&
-            quorum->histories[i].accepted_size > known->accepted_size) {
-            known->accepted_size = quorum->histories[i].accepted_size;
-        }
         if (gr_numbers_has(here, i)) {
             add_all(&known->used, &quorum->histories[i].used);
         }
     }
-    quorum->doubtful_size = known->accepted_size;
 }
 
 bool gr_quorum_is_used(const gr_quorum *quorum, int number)
@@ -116,18 +122,25 @@ bool gr_quorum_may_come(const gr_quorum *quorum, int number)
     return gr_numbers_has(&quorum->known.accepted_members, number);
 }
 
+static int count_common(const gr_numbers *one, const gr_numbers *other)
+{
+    gr_numbers common = *one;
+    keep_common(&common, other);
+    return gr_numbers_count(&common);
+}
+
 int gr_quorum_votes(const gr_quorum *quorum, const gr_numbers *here)
 {
-    gr_numbers votes = *here;
-    keep_common(&votes, &quorum->known.committed_members);
-    return gr_numbers_count(&votes);
+    return count_common(here, &quorum->known.committed_members);
 }
 
 bool gr_quorum_is_enough(const gr_quorum *quorum, const gr_numbers *here)
 {
-    int all = gr_numbers_count(&quorum->known.committed_members);
-    int votes = 2 * gr_quorum_votes(quorum, here);
-    return votes + quorum->own > all && votes > (int)quorum->doubtful_size;
+    const gr_history *known = &quorum->known;
+    int former = 2 * count_common(here, &known->former_members);
+    return 2 * gr_quorum_votes(quorum, here) + quorum->own >
+               gr_numbers_count(&known->committed_members) &&
+           former >= gr_numbers_count(&known->former_members);
 }
 
 uint64_t gr_quorum_next(const gr_quorum *quorum, uint64_t generation)
@@ -146,16 +159,24 @@ void gr_quorum_assign(gr_quorum *quorum, uint64_t generation, const gr_numbers *
 {
     quorum->known.accepted = generation;
     quorum->known.accepted_members = *members;
-    uint32_t size = (uint32_t)gr_numbers_count(members);
-    quorum->known.accepted_size = size > quorum->doubtful_size ? size : quorum->doubtful_size;
     add_all(&quorum->known.used, members);
     quorum->gathering = false;
 }
 
 void gr_quorum_commit(gr_quorum *quorum)
 {
-    quorum->known.committed = quorum->known.accepted;
-    quorum->known.committed_members = quorum->known.accepted_members;
-    quorum->known.accepted_size = quorum->doubtful_size = 0;
+    gr_history *known = &quorum->known;
+    bool is_larger =
+        gr_numbers_count(&known->accepted_members) > gr_numbers_count(&known->committed_members);
+    known->former_members = is_larger ? known->committed_members : (gr_numbers){0};
+    known->committed = known->accepted;
+    known->committed_members = known->accepted_members;
     quorum->own = true;
+}
+
+bool gr_quorum_settle(gr_quorum *quorum)
+{
+    bool changes = gr_numbers_count(&quorum->known.former_members) > 0;
+    quorum->known.former_members = (gr_numbers){0};
+    return changes;
 }

@@ -9,10 +9,13 @@
  *
  * A generation *has come about* (committed) when all of its members have agreed to it; it takes no
  * step before. So whoever has agreed to one (accepted) without being notified that it came about
- * reports so to the next coordinator, which takes only members of it as well, and more than half of
- * it: should others know that it did come about, then they and the new generation cannot both be
- * more than half. With joining workers it may be larger than the one before; so members report how
- * large it was (accepted_size), also when they have accepted a smaller one since.
+ * reports so to the next coordinator, which takes only members of it as well: should others know
+ * that it did come about, then they and the new generation cannot both be more than half.
+ *
+ * With joining workers a generation may be larger than the one before it (former), and more than
+ * half of the former one less than half of it. Until all of its members are notified that it came
+ * about (it is *settled*), some may go on from the former one, with more than half of that. So
+ * those that are notified go on only with half of the former one as well.
  *
  * All of that counts processes, so that no two of them may have one number: a joining worker gets
  * one that nobody has had (used). */
@@ -30,7 +33,6 @@ typedef struct gr_quorum {
     int successor;  /* the number of the member in whose process it is; -1: the first one */
     bool own;       /* the newest generation that came about was made here */
     bool gathering; /* a successor that waits for those that will come */
-    uint32_t doubtful_size; /* accepted_size of others, until a generation comes about here */
 } gr_quorum;
 
 /* Of the first coordinator, which has made the generation of the members [0, first_size); or of a
@@ -60,5 +62,8 @@ uint64_t gr_quorum_next(const gr_quorum *quorum, uint64_t generation);
 /* Seats are dealt to these; all of them have agreed. */
 void gr_quorum_assign(gr_quorum *quorum, uint64_t generation, const gr_numbers *members);
 void gr_quorum_commit(gr_quorum *quorum);
+/* All of them know that they have. Returns true if they must be notified, since less is enough from
+ * now on. */
+bool gr_quorum_settle(gr_quorum *quorum);
 
 #endif

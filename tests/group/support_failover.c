@@ -35,7 +35,7 @@ typedef enum phase {
 /* A history of few members; its numbers as small(). */
 typedef struct small_history {
     uint16_t committed, accepted;
-    uint8_t formed_set, accepted_set, accepted_size, used;
+    uint8_t formed_set, accepted_set, former_set, used;
 } small_history;
 
 /* ASSIGN: number. MEMBERS: number, who. FAIL: -status. HISTORY. */
@@ -74,7 +74,6 @@ typedef struct coordinator {
     int32_t failure;
     gr_standing standings[MEMBERS_MAX];
     bool own, gathering;
-    uint8_t doubtful_size;
     small_history known, histories[MEMBERS_MAX];
 } coordinator;
 
@@ -83,6 +82,10 @@ typedef struct state {
     uint8_t begun, dead; /* sets of coordinators */
     uint16_t last;       /* the newest generation of which all members ran at a time, and who */
     uint8_t last_set;    /* with those that have joined them since */
+    uint8_t last_formed; /* without */
+    uint8_t last_former; /* those of the one before it, if it is larger */
+    uint8_t settled;     /* who has heard that all of the newest know that they run */
+    uint16_t announced;  /* the newest of which some member was told who is in it */
     /* So many may still happen. */
     uint8_t crashes, ends, cuts, hurries, leaves, joins;
     uint8_t torn; /* some cut or hurry has happened */
@@ -99,6 +102,7 @@ typedef struct teller {
 typedef struct model {
     int size;  /* numbers */
     int first; /* members of the first generation */
+    int want;  /* a generation has at most so many */
     gr_membership rules[COORDINATORS];
     teller tellers[COORDINATORS];
     coordinator fresh[COORDINATORS]; /* as they are before they begin */
@@ -149,15 +153,14 @@ static small_history shrink(const gr_history *of)
                            .accepted = small(of->accepted),
                            .formed_set = of->committed_members.bits[0],
                            .accepted_set = of->accepted_members.bits[0],
-                           .accepted_size = (uint8_t)of->accepted_size,
+                           .former_set = of->former_members.bits[0],
                            .used = of->used.bits[0]};
 }
 
 static gr_history stretch(const small_history *of)
 {
-    gr_history history = {.committed = large(of->committed),
-                          .accepted = large(of->accepted),
-                          .accepted_size = of->accepted_size};
+    gr_history history = {.committed = large(of->committed), .accepted = large(of->accepted)};
+    history.former_members.bits[0] = of->former_set;
     history.used.bits[0] = of->used;
     history.committed_members.bits[0] = of->formed_set;
     history.accepted_members.bits[0] = of->accepted_set;
@@ -173,7 +176,6 @@ static void keep_one(const gr_membership *rules, int size, coordinator *to)
     to->failure = rules->failure.status;
     to->own = rules->quorum->own;
     to->gathering = rules->quorum->gathering;
-    to->doubtful_size = (uint8_t)rules->quorum->doubtful_size;
     to->known = shrink(&rules->quorum->known);
     for (int i = 0; i < size && rules->quorum->histories != NULL; i++) {
         to->histories[i] = shrink(&rules->quorum->histories[i]);
@@ -187,7 +189,6 @@ static void restore_one(gr_membership *rules, int size, const coordinator *from)
     rules->failure.status = from->failure;
     rules->quorum->own = from->own;
     rules->quorum->gathering = from->gathering;
-    rules->quorum->doubtful_size = from->doubtful_size;
     rules->quorum->known = stretch(&from->known);
     for (int i = 0; i < size && rules->quorum->histories != NULL; i++) {
         rules->quorum->histories[i] = stretch(&from->histories[i]);
@@ -242,6 +243,9 @@ static void say(void *teller_arg, int number, const gr_word *said)
         w.history = shrink(said->history);
     } else if (said->kind == GR_MESSAGE_MEMBERS) {
         w.number = small(said->generation);
+        if (said->generation > large(m->now.announced)) {
+            m->now.announced = w.number;
+        }
         for (int rank = 0; rank < said->size; rank++) {
             w.set |= (uint8_t)(1 << said->places[rank].number);
         }
@@ -340,6 +344,9 @@ static void hear_down(model *m, int number)
     gr_status failure = (gr_status) - (int)w.failure;
     if (w.kind == GR_MESSAGE_HISTORY) {
         of->history = w.history;
+        if (w.history.committed == m->now.last && w.history.former_set == 0) {
+            m->now.settled |= (uint8_t)(1 << number);
+        }
     } else if (w.kind == GR_MESSAGE_CHANGE) { /* else it is about an old generation */
         of->change = of->phase == PHASE_RUNNING;
     } else if (w.kind == GR_MESSAGE_DISMISS) {
@@ -581,6 +588,8 @@ static void join(model *m, int number, int c)
 {
     member *of = &m->now.members[number];
     m->now.joins--;
+    m->now.begun &= (uint8_t) ~(1 << (number + 1)); /* another process, whose own has not begun */
+    m->now.dead &= (uint8_t) ~(1 << (number + 1));
     gr_membership_reserve(&m->rules[c], number);
     of->at = (uint8_t)(c + 1);
     of->joining = true;
@@ -766,7 +775,10 @@ static bool agrees(void *model_arg)
                     m->why, "member %d goes on without what was done in the last generation", i);
             }
             m->now.last = of->number;
-            m->now.last_set = of->set;
+            bool grows = __builtin_popcount(of->set) > __builtin_popcount(m->now.last_formed);
+            m->now.last_former = grows ? m->now.last_formed : 0;
+            m->now.last_set = m->now.last_formed = of->set;
+            m->now.settled = 0;
         }
     }
     return m->why[0] == '\0';
@@ -782,10 +794,24 @@ static bool may_wait(model *m, int number)
     for (int i = 0; i < m->size; i++) {
         const member *other = &m->now.members[i];
         if (is_complete(m, i) && other->at == of->at) {
-            return __builtin_popcount(other->set) >= m->first;
+            return __builtin_popcount(other->set) >= m->want;
         }
     }
     return false;
+}
+
+/* Most of the last generation live (and half of the one before it, unless one knows that it is not
+ * needed any more), and nobody can have gone on without them: no other one has been announced. */
+static bool must_go_on(const model *m)
+{
+    unsigned alive = 0, former = m->now.last_former, formed = m->now.last_formed;
+    for (int i = 0; i < m->size; i++) {
+        alive |= (unsigned)(m->now.members[i].phase != PHASE_DEAD) << i;
+    }
+    bool with_former = (alive & m->now.settled) != 0 ||
+                       2 * __builtin_popcount(alive & former) >= __builtin_popcount(former);
+    return !m->now.torn && m->now.announced == m->now.last && with_former &&
+           2 * __builtin_popcount(alive & formed) > __builtin_popcount(formed);
 }
 
 static bool rests(void *model_arg)
@@ -800,10 +826,14 @@ static bool rests(void *model_arg)
             return search_wrong(m->why, "nothing happens any more, and member %d is in phase %d", i,
                                 of->phase);
         }
+        if (is_complete(m, i) && of->history.former_set != 0) {
+            return search_wrong(m->why, "member %d does not know that all others know of them", i);
+        }
     }
-    for (int i = 0; i < m->size; i++) {
-        if (m->now.members[i].phase == PHASE_ENDED && !m->now.torn && left == 0 && !m->now.came &&
-            i < m->first && 2 * alive > m->first) {
+    for (int i = 0; i < m->size && left == 0; i++) {
+        bool here = !m->now.torn && !m->now.came && i < m->first && 2 * alive > m->first;
+        here = here || (must_go_on(m) && (m->now.last_formed >> i & 1));
+        if (m->now.members[i].phase == PHASE_ENDED && here) {
             return search_wrong(m->why, "most live and reach each other, and member %d has ended",
                                 i);
         }
@@ -847,6 +877,7 @@ void failover_explore(const failover_setting *with)
     assert_non_null(m);
     m->first = with->size;
     m->size = with->numbers > 0 ? with->numbers : with->size;
+    m->want = with->want > 0 ? with->want : with->size;
     for (int c = 0; c <= m->size; c++) {
         m->tellers[c] = (teller){.m = m, .index = c};
         const gr_membership_config config = {.world_size = m->size,
@@ -857,6 +888,7 @@ void failover_explore(const failover_setting *with)
                                              .say = say,
                                              .say_arg = &m->tellers[c]};
         assert_int_equal(gr_membership_init(&m->rules[c], &config, NULL), GR_OK);
+        gr_membership_set_target_size(&m->rules[c], m->want);
         keep_one(&m->rules[c], m->size, &m->fresh[c]);
     }
     begin(m, with->early);

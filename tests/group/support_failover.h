@@ -12,6 +12,7 @@
 typedef struct failover_setting {
     int size;
     int numbers; /* more than that, for those that join; 0: no more */
+    int want;    /* so many may be members; 0: as many as there are at first */
     bool early;  /* from where all have called in, and none has heard so */
     uint8_t crashes, ends, cuts, hurries, leaves, joins;
 } failover_setting;

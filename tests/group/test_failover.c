@@ -3,8 +3,8 @@
 /* The rules of membership where a member takes over when the coordinator dies: in every order in
  * which messages come, members and coordinators die, connections between them break and waits end,
  * for small groups. There are never two generations that could both take a step, none that knows
- * nothing of the last step, and, unless the network broke, no majority that stands still. Workers
- * join meanwhile, in the places of those that were lost. */
+ * nothing of the last step, and, unless the network broke, no majority that stands still or ends.
+ * Workers join meanwhile, in the places of those that were lost or beside the others. */
 
 #include "support_failover.h"
 
@@ -70,6 +70,30 @@ static void failover_joining_worker_takes_a_place_and_rules_are_kept(void **unus
     explore_all(settings, sizeof settings / sizeof settings[0]);
 }
 
+/* A generation that is larger than the one before it. */
+static void failover_group_grows_and_rules_are_kept(void **unused)
+{
+    static const failover_setting settings[] = {
+        {.size = 1, .numbers = 2, .want = 2, .ends = 1, .crashes = 1, .cuts = 1, .joins = 1},
+        {.size = 1, .numbers = 3, .want = 3, .ends = 1, .crashes = 1, .joins = 2},
+        {.size = 2, .numbers = 3, .want = 3, .ends = 1, .crashes = 1, .joins = 1},
+    };
+    (void)unused;
+    explore_all(settings, sizeof settings / sizeof settings[0]);
+}
+
+static void failover_group_grows_and_rules_are_kept_long(void **unused)
+{
+    static const failover_setting settings[] = {
+        {.size = 1, .numbers = 3, .want = 3, .ends = 1, .cuts = 1, .joins = 2},
+        {.size = 2, .numbers = 3, .want = 3, .ends = 1, .cuts = 1, .hurries = 1, .joins = 1},
+        {.size = 2, .numbers = 3, .want = 3, .ends = 1, .crashes = 1, .cuts = 1, .joins = 1},
+        {.size = 3, .numbers = 4, .want = 4, .ends = 1, .crashes = 1, .joins = 1},
+    };
+    (void)unused;
+    explore_all(settings, sizeof settings / sizeof settings[0]);
+}
+
 static void failover_joining_workers_keep_rules_long(void **unused)
 {
     static const failover_setting settings[] = {
@@ -103,6 +127,8 @@ int main(void)
         cmocka_unit_test(failover_three_members_keep_rules_long),
         cmocka_unit_test(failover_joining_worker_takes_a_place_and_rules_are_kept),
         cmocka_unit_test(failover_joining_workers_keep_rules_long),
+        cmocka_unit_test(failover_group_grows_and_rules_are_kept),
+        cmocka_unit_test(failover_group_grows_and_rules_are_kept_long),
         cmocka_unit_test(failover_four_members_keep_rules_long)};
     test_choose();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -42,6 +42,34 @@ static void test_half(void **unused)
     gr_quorum_fini(&next);
 }
 
+/* Where joining workers have made a generation larger, some of the one before may not know of it,
+ * and go on with more than half of that: without half of it nobody else does, before all know. */
+static void quorum_larger_generation_needs_half_of_the_one_before_until_settled(void **unused)
+{
+    (void)unused;
+    gr_quorum one, next;
+    const gr_numbers all = {.bits = {15}}, three = {.bits = {14}};
+    gr_quorum_init_first(&one, 1);
+    gr_quorum_assign(&one, 2, &all);
+    assert_true(enough(&one, 1)); /* nobody knows yet whether it comes about */
+    gr_quorum_commit(&one);
+    assert_true(enough(&one, 3) && !enough(&one, 1) && !enough(&one, 14));
+    assert_int_equal(gr_quorum_init_successor(&next, 1, 4, NULL), GR_OK);
+    for (int number = 1; number < 4; number++) {
+        assert_int_equal(gr_quorum_add_history(&next, number, &one.known), GR_OK);
+    }
+    gr_quorum_unite(&next, &three);
+    assert_false(enough(&next, 14));
+    assert_true(gr_quorum_settle(&one));
+    assert_false(gr_quorum_settle(&one));
+    assert_true(enough(&one, 14) && enough(&one, 6) && !enough(&one, 2));
+    assert_int_equal(gr_quorum_add_history(&next, 2, &one.known),
+                     GR_OK); /* one that knows is enough */
+    gr_quorum_unite(&next, &three);
+    assert_true(enough(&next, 14) && !enough(&next, 6));
+    gr_quorum_fini(&next);
+}
+
 /* Of two coordinators that know the same each makes generations of its own, after all that were. */
 static void test_numbers(void **unused)
 {
@@ -85,7 +113,9 @@ static void test_strange_histories(void **unused)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_half), cmocka_unit_test(test_numbers),
-                                       cmocka_unit_test(test_strange_histories)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_half),
+        cmocka_unit_test(quorum_larger_generation_needs_half_of_the_one_before_until_settled),
+        cmocka_unit_test(test_numbers), cmocka_unit_test(test_strange_histories)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
