@@ -246,34 +246,39 @@ static bool write_rest(const gr_job_folder *folder, const uint64_t delivered[GR_
     return error == 0;
 }
 
-/* The rest of its output, and the exit code; with that the job is over. */
-static int deliver(const gr_job_folder *folder, const gr_job_end *end)
+void gr_attach_print_end(const gr_job_folder *folder, const gr_job_end *end, const char *then)
 {
     char when[32] = "";
-    if (!write_rest(folder, end->delivered)) {
-        return GR_EXIT_FAILED;
-    }
     time_t end_s = (time_t)end->end_s;
     struct tm local;
     if (localtime_r(&end_s, &local) != NULL) {
         strftime(when, sizeof when, "%Y-%m-%d %H:%M:%S", &local);
     }
-    fprintf(stderr, "gradus: job %s ended at %s with exit code %d, without a launcher\n",
-            folder->name, when, end->code);
+    fprintf(stderr, "gradus: job %s ended at %s with exit code %d, without a launcher%s\n",
+            folder->name, when, end->code, then);
+}
+
+/* The rest of its output, and the exit code; with that the job is over. */
+static int deliver(const gr_job_folder *folder, const gr_job_end *end, const char *then)
+{
+    if (!write_rest(folder, end->delivered)) {
+        return GR_EXIT_FAILED;
+    }
+    gr_attach_print_end(folder, end, then);
     gr_job_folder_remove(folder);
     return end->code;
 }
 
 /* GR_E_AGAIN: it is about to end. */
-static gr_status attach_once(gr_job_folder *folder, int *code_out, int *launcher_out,
-                             gr_attach_loss *loss_out, gr_diag *diag)
+static gr_status attach_once(gr_job_folder *folder, const char *then, int *code_out,
+                             int *launcher_out, gr_attach_loss *loss_out, gr_diag *diag)
 {
     gr_job_end end;
     gr_process supervisor;
     int connection;
     const gr_job_state state = gr_job_folder_state(folder, &end);
     if (state == GR_JOB_ENDED) {
-        *code_out = deliver(folder, &end);
+        *code_out = deliver(folder, &end, then);
         return GR_OK;
     }
     if (state == GR_JOB_LOST) {
@@ -302,11 +307,12 @@ static gr_status attach_once(gr_job_folder *folder, int *code_out, int *launcher
 
 /* A process of the job that lives has the lock of the folder: sooner or later the job answers, or
  * is found to have ended. */
-bool gr_attach_to(gr_job_folder *folder, int *code_out, gr_attach_loss *loss_out, gr_diag *diag)
+bool gr_attach_to(gr_job_folder *folder, const char *then, int *code_out, gr_attach_loss *loss_out,
+                  gr_diag *diag)
 {
     enum { TELL_TRIES = 1000, PAUSE_MS = 10 };
     int launcher = 0;
-    gr_status status = attach_once(folder, code_out, &launcher, loss_out, diag);
+    gr_status status = attach_once(folder, then, code_out, &launcher, loss_out, diag);
     for (int i = 1; status == GR_E_AGAIN; i++) {
         if (i == TELL_TRIES) {
             fprintf(stderr,
@@ -316,7 +322,7 @@ bool gr_attach_to(gr_job_folder *folder, int *code_out, gr_attach_loss *loss_out
         }
         i = i > TELL_TRIES ? TELL_TRIES : i;
         (void)poll(NULL, 0, PAUSE_MS);
-        status = attach_once(folder, code_out, &launcher, loss_out, diag);
+        status = attach_once(folder, then, code_out, &launcher, loss_out, diag);
     }
     bool others = launcher != 0 || status == GR_E_PEER_LOST;
     if (status != GR_OK && !others) {
@@ -492,7 +498,7 @@ static int attach(const gr_cli_line *line)
         return gr_cli_fail(GR_EXIT_INPUT, &diag);
     }
     find_origin(&folder, &from);
-    if (!gr_attach_to(&folder, &code, &loss, &diag)) {
+    if (!gr_attach_to(&folder, "", &code, &loss, &diag)) {
         code = gr_cli_fail(GR_EXIT_INPUT, &diag);
     } else if (code == GR_ATTACH_LOST && loss.found) {
         fprintf(stderr,

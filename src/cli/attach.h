@@ -27,8 +27,11 @@ int gr_attach_follow(int connection, gr_process *supervisor, bool child, gr_atta
 
 /* To the job of that folder, whose handle is closed. True: *code_out is the exit code of this
  * process, or GR_ATTACH_LOST; false: it has a launcher, or has ended while it had one, and `diag`
- * says so. */
-bool gr_attach_to(gr_job_folder *folder, int *code_out, gr_attach_loss *loss_out, gr_diag *diag);
+ * says so. `then`: what is printed behind the sentence that the job had ended without one. */
+bool gr_attach_to(gr_job_folder *folder, const char *then, int *code_out, gr_attach_loss *loss_out,
+                  gr_diag *diag);
+/* Prints that, and `then` behind it. */
+void gr_attach_print_end(const gr_job_folder *folder, const gr_job_end *end, const char *then);
 
 /* After a loss: finds the job's folder and waits until its agents have ended. */
 void gr_attach_find_lost(gr_attach_loss *loss);

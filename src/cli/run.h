@@ -64,6 +64,8 @@ typedef struct gr_cli_run {
     const char *resume;               /* the checkpoint to go on from; NULL */
     bool writes;                      /* checkpoints, while it trains */
     uint64_t past_step;               /* that an earlier attempt has come to */
+    const char *output;               /* where the job leaves what it makes; NULL: nowhere */
+    uint64_t content;                 /* of the job file that was read (gr_run_content) */
     char unbound[GR_DIAG_TEXT_BYTES]; /* --dry-run: why the job has no data */
     char *document;                   /* what workers read: the job, or --stdin; heap */
     char *const *command;             /* NULL-terminated */
@@ -98,6 +100,9 @@ int gr_run_room(const gr_cli_run *run);
 /* run_job.c: reads and checks the job, so that a mistake in it is reported before anything
  * starts. */
 gr_status gr_run_read_job(gr_cli_run *run, gr_diag *diag) GR_MUST_CHECK;
+/* A hash of what stands in the job file now; 0: there is none, or it cannot be read once more (a
+ * pipe). */
+uint64_t gr_run_content(const gr_cli_run *run);
 /* Sets job->run.resume, with a text of the arena, to the newest checkpoint; NULL: there is none.
  * Its shards count where the job says none. */
 gr_status gr_run_find_checkpoint(gr_job *job, const gr_log *log, gr_arena *arena,
@@ -111,9 +116,10 @@ gr_status gr_run_advise(gr_cli_run *run, const gr_job *job, gr_diag *diag) GR_MU
  * to the same bits. */
 gr_status gr_run_read_job_again(gr_cli_run *run, gr_diag *diag) GR_MUST_CHECK;
 
-/* run_supervise.c: takes over what the same line has started before, if that runs or has ended
- * unseen; else does the `work`, in a process of its own if the job is to outlive this one, and once
- * more in another one when that is killed. Returns the exit code. */
+/* run_supervise.c: takes over what the same line has started before, if that runs, or has ended
+ * unseen while job file and output are still as they were; else does the `work`, in a process of
+ * its own if the job is to outlive this one, and once more in another one when that is killed.
+ * Returns the exit code. */
 int gr_run_supervise(gr_cli_run *run, int argc, char *const *argv, int (*work)(gr_cli_run *run));
 /* From now on the job can be found. GR_E_INVALID: it must not have that name. */
 gr_status gr_run_publish(gr_cli_run *run, gr_diag *diag) GR_MUST_CHECK;

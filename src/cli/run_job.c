@@ -5,12 +5,16 @@
 #include "cli/run.h"
 
 #include "base/fail.h"
+#include "base/file.h"
+#include "base/hash.h"
+#include "doc/doc.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/compress.h"
 #include "train/strategy/strategy.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
 enum { RESTARTS = 3 };
 
@@ -39,6 +43,20 @@ gr_status gr_run_find_checkpoint(gr_job *job, const gr_log *log, gr_arena *arena
     }
     job->run.resume = gr_arena_strdup(arena, path);
     return job->run.resume != NULL ? GR_OK : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a path");
+}
+
+uint64_t gr_run_content(const gr_cli_run *run)
+{
+    char *text = NULL;
+    size_t size_bytes = 0;
+    struct stat info;
+    if (run->job_path == NULL || stat(run->job_path, &info) != 0 || !S_ISREG(info.st_mode) ||
+        gr_file_read(run->job_path, GR_DOC_BYTES_MAX, &text, &size_bytes, NULL) != GR_OK) {
+        return 0;
+    }
+    uint64_t content = gr_hash64(text, size_bytes, 0);
+    free(text);
+    return content != 0 ? content : 1;
 }
 
 /* Which checkpoint the job goes on from, if it does. */
@@ -142,6 +160,7 @@ gr_status gr_run_read_job(gr_cli_run *run, gr_diag *diag)
     overrides.link =
         options->link == GR_RUN_LINK_OF_JOB ? NULL : gr_run_link_choices[options->link];
     gr_job *job = NULL;
+    run->content = gr_run_content(run);
     gr_status status = gr_job_parse(run->job_path, &overrides, &job, diag);
     if (status == GR_OK) {
         status = gr_job_resolve(job, diag);
@@ -158,6 +177,8 @@ gr_status gr_run_read_job(gr_cli_run *run, gr_diag *diag)
         options->link = GR_RUN_LINK_OF_JOB + 1 + job->distribution.link;
         run->inexact = !job->distribution.exact;
         run->writes = gr_job_writes_checkpoints(job);
+        run->output =
+            job->config.output != NULL ? gr_arena_strdup(&run->arena, job->config.output) : NULL;
         options->encrypt = options->encrypt || job->distribution.encrypt;
         if (options->threads == 0) {
             options->threads = job->distribution.worker_threads;

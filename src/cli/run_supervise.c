@@ -14,6 +14,7 @@
 #include "launch/signals.h"
 #include "link/secret.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -62,6 +63,45 @@ static gr_status continue_lost(gr_cli_run *run, const gr_attach_loss *loss, gr_d
                                      : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a name");
 }
 
+/* Nothing is there, or nothing in it. */
+static bool is_gone(const char *folder)
+{
+    DIR *entries = opendir(folder);
+    if (entries == NULL) {
+        return errno == ENOENT;
+    }
+    int count = 0;
+    while (count <= 2 && readdir(entries) != NULL) { /* "." and ".." */
+        count++;
+    }
+    closedir(entries);
+    return count <= 2;
+}
+
+/* Who has removed what the job had left, or changed its file since, wants another run. Whoever has
+ * only lost a launcher wants the end, and finds both as they were. */
+static bool is_outdated(const gr_cli_run *run, const gr_job_folder *folder)
+{
+    static const char then[] = "the job begins anew";
+    char sentence[PATH_MAX + sizeof then + 64];
+    gr_job_end end;
+    if (gr_job_folder_state(folder, &end) != GR_JOB_ENDED) {
+        return false;
+    }
+    uint64_t content = end.content != 0 ? gr_run_content(run) : 0;
+    const char *output = end.output;
+    if (content != 0 && content != end.content) {
+        snprintf(sentence, sizeof sentence, "; %s was changed since it was read: %s", run->job_path,
+                 then);
+    } else if (output[0] != '\0' && is_gone(output)) {
+        snprintf(sentence, sizeof sentence, "; what it had left in %s is gone: %s", output, then);
+    } else {
+        return false;
+    }
+    gr_attach_print_end(folder, &end, sentence);
+    return true;
+}
+
 /* True: *code_out is the exit code of this process, or GR_ATTACH_LOST. Without a name there may be
  * several, with launchers of their own: this one is another. */
 static bool take_over(const gr_cli_run *run, const char *name, int *code_out,
@@ -77,7 +117,13 @@ static bool take_over(const gr_cli_run *run, const char *name, int *code_out,
         gr_job_folder_close(&folder);
         return false;
     }
-    bool taken = gr_attach_to(&folder, code_out, loss_out, &diag);
+    if (is_outdated(run, &folder)) {
+        gr_job_folder_remove(&folder);
+        gr_job_folder_close(&folder);
+        return false;
+    }
+    bool taken = gr_attach_to(&folder, "; given once more, the same command line starts it again",
+                              code_out, loss_out, &diag);
     if (!taken && run->options.name != NULL && gr_job_folder_open(name, &folder, NULL) == GR_OK) {
         gr_job_folder_close(&folder);
         *code_out = gr_cli_fail(GR_EXIT_INPUT, &diag);
@@ -163,7 +209,11 @@ static int supervise(gr_cli_run *run, const gr_supervisor_config *config,
     int code = work(run);
     stderr = terminal;
     fclose(lines);
-    gr_supervisor_end(run->supervisor, code);
+    gr_job_end end = {.code = code, .content = run->content};
+    if (run->output != NULL && !is_gone(run->output)) {
+        snprintf(end.output, sizeof end.output, "%s", run->output);
+    }
+    gr_supervisor_end(run->supervisor, &end);
     gr_supervisor_destroy(run->supervisor);
     run->supervisor = NULL;
     return code;

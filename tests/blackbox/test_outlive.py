@@ -7,13 +7,14 @@ import os
 import pathlib
 import pty
 import re
+import shutil
 import signal
 import socket
 import struct
 
 import pytest
-from conftest import (TIMEOUT_S, finish, lines_of, read_lines, sha256_of, unhurried, wait_until,
-                      write_digits)
+from conftest import (TIMEOUT_S, finish, lines_of, read_lines, sha256_of, unhurried,
+                      wait_for_event, wait_until, write_digits)
 from processes import children
 
 EPOCHS = 12
@@ -324,6 +325,67 @@ def test_ended_job_gives_its_exit_code_once(host, echo):
     again = host("attach", "echo")
     assert again.returncode == 2 and again.stderr == (
         'gradus: you have no job "echo" on this host; gradus ls lists those that you have\n')
+
+
+@pytest.fixture
+def ended(host, tmp_path):
+    """A job that has left something, and ended without a launcher: its words, file and output."""
+    path, output = write_digits(tmp_path, 10000), tmp_path / "out"
+    words = ["run", "-np", 1, "--output", output, path]
+    launcher = host.start(*words)
+    read_lines(launcher.stdout, 1)
+    launcher.kill()
+    launcher.communicate(timeout=TIMEOUT_S)
+    [job] = jobs_of(host)
+    wait_for_event(output, "epoch")
+    assert host("stop", job["name"]).returncode == 0
+    wait_for_state(host, job["name"], "ended 75")
+    return words, path, output
+
+
+def test_same_line_is_told_the_end_of_a_job_file_once(host, ended):
+    words, _, output = ended
+    before = (output / "metrics.jsonl").read_bytes()
+    again = host(*words)
+    assert again.returncode == 75, again.stderr
+    assert re.search(r"ended at .* with exit code 75, without a launcher; given once more, the "
+                     r"same command line starts it again\n$", again.stderr)
+    assert jobs_of(host) == [] and (output / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("what", ["removed", "emptied"])
+def test_job_whose_output_is_gone_begins_anew(host, ended, what):
+    words, _, output = ended
+    shutil.rmtree(output)
+    if what == "emptied":
+        output.mkdir()
+    again = host.start(*words)
+    assert len(read_lines(again.stdout, 2)) == 2
+    wait_for_event(output, "epoch")
+    assert len(jobs_of(host)) == 1  # the old one is forgotten
+    again.terminate()
+    _, err = finish(again, 75)
+    assert re.search(rf"with exit code 75, without a launcher; what it had left in {output} is "
+                     r"gone: the job begins anew\n", err)
+
+
+def test_job_whose_file_was_changed_begins_anew(host, ended):
+    words, path, output = ended
+    path.write_text(path.read_text().replace("epochs: 10000", "epochs: 2"))
+    shutil.rmtree(output / "checkpoints")
+    again = host(*words)
+    assert again.returncode == 0, again.stderr
+    assert f"; {path} was changed since it was read: the job begins anew\n" in again.stderr
+    assert epochs_of(again.stdout) == [1, 2] and jobs_of(host) == []
+
+
+def test_job_file_that_is_a_pipe_is_read_once(host, tmp_path):
+    pipe = tmp_path / "piped.yaml"
+    os.mkfifo(pipe)
+    launcher = host.start("run", "-np", 1, "--output", tmp_path / "out", pipe)
+    pipe.write_text(write_digits(tmp_path, 2).read_text())
+    out, _ = finish(launcher)
+    assert epochs_of(out) == [1, 2]
 
 
 def test_stop_writes_a_checkpoint(host, tmp_path):

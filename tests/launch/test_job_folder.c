@@ -36,7 +36,9 @@ static void job_folder_keeps_an_end_for_its_launcher(void **state)
     assert_int_equal(setenv("XDG_RUNTIME_DIR", runtime, 1), 0);
     const gr_job_record record = {
         .start_s = 1, .identity = 2, .run = "run", .command = "gradus run"};
-    const gr_job_end end = {.code = 7, .end_s = 9};
+    const gr_job_end end = {
+        .code = 7, .end_s = 9, .content = 0xfedcba9876543210, .output = " out/\noutput x "};
+    gr_job_end told;
     gr_job_folder folder;
     int listen_fd, code;
     assert_int_equal(gr_job_folder_create(NULL, &record, &folder, &listen_fd, NULL), GR_OK);
@@ -49,6 +51,9 @@ static void job_folder_keeps_an_end_for_its_launcher(void **state)
     assert_int_equal(state_of(name, &code), GR_JOB_ENDED);
     assert_int_equal(code, 7);
     assert_int_equal(gr_job_folder_open(name, &folder, NULL), GR_OK);
+    assert_int_equal(gr_job_folder_state(&folder, &told), GR_JOB_ENDED);
+    assert_true(told.content == end.content && told.end_s == 9);
+    assert_string_equal(told.output, end.output);
     gr_job_folder_remove(&folder);
     assert_int_equal(gr_job_folder_state(&folder, &(gr_job_end){0}), GR_JOB_LOST);
     gr_job_folder_close(&folder);

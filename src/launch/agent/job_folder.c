@@ -25,6 +25,7 @@
 
 enum {
     RECORD_BYTES = GR_JOB_COMMAND_BYTES + GR_JOB_RUN_BYTES + 192,
+    END_BYTES = PATH_MAX + 192,
     LISTED_MAX = 1024,
     TRIES = 8,
     KEPT_S = 7 * 24 * 3600
@@ -41,7 +42,8 @@ static const char *const files[] = {"job",    "job.new",    "end",  "end.new",  
     "gradus job 3\nstart %" PRId64 "\nidentity %" PRIx64                                           \
     "\nsupervisor %d launcher %d\nattempt %d of %d\nrun %s\ncommand "
 #define LEFT_FORMAT "delivered %" PRIu64 " %" PRIu64 "\n"
-#define END_FORMAT "code %d\nend %" PRId64 "\n" LEFT_FORMAT
+#define OUTPUT_LINE "\noutput "
+#define END_FORMAT "code %d\nend %" PRId64 "\n" LEFT_FORMAT "content %" PRIx64 OUTPUT_LINE "%s\n"
 
 /* ---- Names ----------------------------------------------------------------------------------- */
 
@@ -256,18 +258,23 @@ static bool is_held(const gr_job_folder *folder)
 
 gr_job_state gr_job_folder_state(const gr_job_folder *folder, gr_job_end *end_out)
 {
-    char text[RECORD_BYTES];
-    gr_job_end end;
+    char text[END_BYTES];
+    gr_job_end end = {.content = 0};
     if (is_held(folder)) { /* its end may be there already, and is for its own launcher */
         return GR_JOB_RUNS;
     }
-    if (read_small(folder->fd, "end", text, sizeof text) > 0 &&
-        sscanf(text, "code %d end %" SCNd64 " delivered %" SCNu64 " %" SCNu64, &end.code,
-               &end.end_s, &end.delivered[0], &end.delivered[1]) == 4) {
-        *end_out = end;
-        return GR_JOB_ENDED;
+    if (read_small(folder->fd, "end", text, sizeof text) <= 0 ||
+        sscanf(text, "code %d end %" SCNd64 " delivered %" SCNu64 " %" SCNu64 " content %" SCNx64,
+               &end.code, &end.end_s, &end.delivered[0], &end.delivered[1], &end.content) < 4) {
+        return GR_JOB_LOST;
     }
-    return GR_JOB_LOST;
+    const char *output = strstr(text, OUTPUT_LINE);
+    if (output != NULL) { /* the rest but the end of the line, whatever is in the name */
+        output += strlen(OUTPUT_LINE);
+        snprintf(end.output, sizeof end.output, "%.*s", (int)strlen(output) - 1, output);
+    }
+    *end_out = end;
+    return GR_JOB_ENDED;
 }
 
 bool gr_job_folder_record(const gr_job_folder *folder, gr_job_record *record_out)
@@ -306,9 +313,9 @@ int gr_job_folder_write_record(const gr_job_folder *folder, const gr_job_record 
 
 int gr_job_folder_write_end(const gr_job_folder *folder, const gr_job_end *end)
 {
-    char text[RECORD_BYTES];
+    char text[END_BYTES];
     snprintf(text, sizeof text, END_FORMAT, end->code, end->end_s, end->delivered[0],
-             end->delivered[1]);
+             end->delivered[1], end->content, end->output);
     return replace_small(folder->fd, "end", "end.new", text);
 }
 

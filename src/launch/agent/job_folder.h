@@ -18,6 +18,7 @@
  * is kept for the same command line, which goes on with the job. */
 
 #include <gradus/status.h>
+#include <limits.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -51,6 +52,9 @@ typedef struct gr_job_end {
     int code;
     int64_t end_s;
     uint64_t delivered[GR_JOB_STREAMS]; /* bytes of stdout and stderr that a launcher has written */
+    uint64_t content;                   /* of the job file, as a hash; 0: there is none */
+    char output[PATH_MAX];              /* the folder that holds what the job has left, as the job
+                                           says, on this host; "": none does */
 } gr_job_end;
 
 typedef enum gr_job_state {

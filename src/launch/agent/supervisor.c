@@ -525,11 +525,12 @@ static bool hand_over(const gr_supervisor *supervisor, int code)
            gr_job_receive(fd, &message, NULL) == 0 && message.kind == GR_JOB_RECEIVED;
 }
 
-void gr_supervisor_end(gr_supervisor *supervisor, int code)
+void gr_supervisor_end(gr_supervisor *supervisor, const gr_job_end *reached)
 {
-    gr_job_end end = {.code = code, .end_s = (int64_t)time(NULL)};
+    gr_job_end end = *reached;
+    end.end_s = (int64_t)time(NULL);
     if (supervisor->log == NULL) {
-        (void)hand_over(supervisor, code);
+        (void)hand_over(supervisor, end.code);
         return;
     }
     look_after_launcher(supervisor);
@@ -540,7 +541,7 @@ void gr_supervisor_end(gr_supervisor *supervisor, int code)
                                : supervisor->delivered[i];
     }
     bool kept = !supervisor->own && gr_job_folder_write_end(&supervisor->folder, &end) == 0;
-    if (!kept || hand_over(supervisor, code)) {
+    if (!kept || hand_over(supervisor, end.code)) {
         gr_job_folder_remove(&supervisor->folder);
     }
 }

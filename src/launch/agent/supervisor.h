@@ -91,7 +91,8 @@ void gr_supervisor_print(gr_supervisor *supervisor, const char *text, size_t siz
 /* The launcher's output cannot be written any more. True: it will be taken for gone, by an event;
  * false: the job cannot do without it, or, with `if_gone`, it is there. */
 bool gr_supervisor_drop_launcher(gr_supervisor *supervisor, bool if_gone);
-/* The job has ended: hands over the exit code, or keeps it in the folder. Nothing follows. */
-void gr_supervisor_end(gr_supervisor *supervisor, int code);
+/* The job has ended: hands over the exit code, or keeps it in the folder. `end`: but its time and
+ * what was delivered. Nothing follows. */
+void gr_supervisor_end(gr_supervisor *supervisor, const gr_job_end *end);
 
 #endif
