@@ -39,6 +39,17 @@ int64_t gr_pod_priority(const gr_look *l, const json_t *pod_spec)
                                         "value", 0);
 }
 
+static bool read_quantity(const json_t *value, gr_quantity *quantity_out)
+{
+    char number[GR_QUANTITY_BYTES];
+    const char *text = json_string_value(value);
+    if (json_is_integer(value)) {
+        snprintf(number, sizeof number, "%" JSON_INTEGER_FORMAT, json_integer_value(value));
+        text = number;
+    }
+    return text != NULL && gr_quantity_parse(text, quantity_out);
+}
+
 /* sums[name] += replicas * value, as text. */
 static void add_resource(gr_look *l, json_t *sums, const char *name, const json_t *value,
                          int64_t replicas)
@@ -46,19 +57,24 @@ static void add_resource(gr_look *l, json_t *sums, const char *name, const json_
     gr_quantity sum = {0}, quantity;
     char text[GR_QUANTITY_BYTES];
     const char *before = json_string_value(json_object_get(sums, name));
-    const char *given = json_string_value(value);
-    if (json_is_integer(value)) {
-        snprintf(text, sizeof text, "%" JSON_INTEGER_FORMAT, json_integer_value(value));
-        given = text;
-    }
     /* The API server lets nothing else into a container's resources. */
-    if (given == NULL || !gr_quantity_parse(given, &quantity) ||
-        (before != NULL && !gr_quantity_parse(before, &sum)) ||
+    if (!read_quantity(value, &quantity) || (before != NULL && !gr_quantity_parse(before, &sum)) ||
         !gr_quantity_add(&sum, &quantity, replicas)) {
         return;
     }
     gr_quantity_print(&sum, text);
     gr_object_put_text(sums, name, text, &l->no_memory);
+}
+
+json_t *gr_pod_quantity(json_t *value)
+{
+    gr_quantity quantity;
+    char text[GR_QUANTITY_BYTES];
+    if (!read_quantity(value, &quantity)) {
+        return json_incref(value);
+    }
+    gr_quantity_print(&quantity, text);
+    return json_string(text);
 }
 
 void gr_pod_resources_add(gr_look *l, json_t *sums, const json_t *pod_spec, int64_t count)
@@ -90,6 +106,18 @@ static void put_if_any(gr_look *l, json_t *spec, const char *key, const char *te
     }
 }
 
+/* The resource of a PodGroup takes any text: the form is the operator's matter. */
+static json_t *in_one_form(gr_look *l, const json_t *resources)
+{
+    json_t *amounts = json_object(), *value;
+    const char *name;
+    json_object_foreach((json_t *)resources, name, value)
+    {
+        gr_object_put(amounts, name, gr_pod_quantity(value), &l->no_memory);
+    }
+    return amounts;
+}
+
 json_t *gr_pod_group_object(gr_look *l, const gr_pod_group *group)
 {
     json_t *spec = json_pack("{s:I}", "minMember", (json_int_t)group->min_member);
@@ -101,7 +129,7 @@ json_t *gr_pod_group_object(gr_look *l, const gr_pod_group *group)
     }
     if (group->resources != NULL &&
         (gr_pod_group_is_volcano(l) || json_object_size(group->resources) > 0)) {
-        gr_object_put(spec, "minResources", json_incref(group->resources), &l->no_memory);
+        gr_object_put(spec, "minResources", in_one_form(l, group->resources), &l->no_memory);
     }
     json_decref(group->timeout_s);
     json_decref(group->resources);

@@ -33,5 +33,8 @@ void gr_pod_group_join(gr_look *l, json_t *template);
 int64_t gr_pod_priority(const gr_look *l, const json_t *pod_spec);
 /* sums += what `count` such pods ask for. */
 void gr_pod_resources_add(gr_look *l, json_t *sums, const json_t *pod_spec, int64_t count);
+/* A quantity of a resource, an integer or a text, in the one form in which Kubernetes writes it: a
+ * new reference. What is no quantity stays as it is. */
+json_t *gr_pod_quantity(json_t *value);
 
 #endif

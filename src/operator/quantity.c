@@ -125,7 +125,7 @@ static void print_in_form(__int128 nano, gr_quantity_form form, const char *sign
                           char text_out[GR_QUANTITY_BYTES])
 {
     char digits[GR_QUANTITY_BYTES];
-    int best = -1;
+    int best = 0; /* decimal forms end with parts of 10^-9, binary ones have whole numbers alone */
     __int128 best_times = 0;
     gr_quantity_form suffix_form =
         form == GR_QUANTITY_EXPONENT ? GR_QUANTITY_DECIMAL : form; /* e3 in place of k */
@@ -138,11 +138,6 @@ static void print_in_form(__int128 nano, gr_quantity_form form, const char *sign
             best = i;
             best_times = times;
         }
-    }
-    if (best < 0) { /* binary, and no whole number: Kubernetes rounds up */
-        best = 3;
-        best_times = nano_per_unit;
-        nano += nano_per_unit - 1;
     }
     __int128 value = nano / best_times;
     size_t at = sizeof digits - 1;
@@ -163,7 +158,7 @@ void gr_quantity_print(const gr_quantity *quantity, char text_out[GR_QUANTITY_BY
 {
     __int128 size = quantity->nano < 0 ? -quantity->nano : quantity->nano;
     gr_quantity_form form = quantity->form;
-    if (form == GR_QUANTITY_BINARY && size < 1024 * nano_per_unit) {
+    if (form == GR_QUANTITY_BINARY && (size < 1024 * nano_per_unit || size % nano_per_unit != 0)) {
         form = GR_QUANTITY_DECIMAL;
     }
     if (size == 0) {

@@ -27,27 +27,17 @@ static void assert_sum(const char *a, const char *b, int64_t count, const char *
 static void quantity_parsed_printed_in_one_form(void **state)
 {
     (void)state;
-    static const char *const pairs[][2] = {{"1", "1"},
-                                           {"1000", "1k"},
-                                           {"1500m", "1500m"},
-                                           {"2000m", "2"},
-                                           {"0.5", "500m"},
-                                           {"1.5Gi", "1536Mi"},
-                                           {"1024Mi", "1Gi"},
-                                           {"1Ki", "1Ki"},
-                                           {"0.5Ki", "512"},
-                                           {"100e3", "100e3"},
-                                           {"1E", "1E"},
-                                           {"1e-3", "1e-3"},
-                                           {"-2500", "-2500"},
-                                           {"+3", "3"},
-                                           {".25", "250m"},
-                                           {"5.", "5"},
-                                           {"0.0000000001", "1n"},
-                                           {"0", "0"},
-                                           {"123456789n", "123456789n"},
-                                           {"3000000u", "3"},
-                                           {"1025", "1025"},
+    static const char *const pairs[][2] = {{"1", "1"},          {"1000", "1k"},
+                                           {"1500m", "1500m"},  {"2000m", "2"},
+                                           {"0.5", "500m"},     {"1.5Gi", "1536Mi"},
+                                           {"1024Mi", "1Gi"},   {"1Ki", "1Ki"},
+                                           {"0.5Ki", "512"},    {"0.1Gi", "107374182400m"},
+                                           {"100e3", "100e3"},  {"1E", "1E"},
+                                           {"1e-3", "1e-3"},    {"-2500", "-2500"},
+                                           {"+3", "3"},         {".25", "250m"},
+                                           {"5.", "5"},         {"0.0000000001", "1n"},
+                                           {"0", "0"},          {"123456789n", "123456789n"},
+                                           {"3000000u", "3"},   {"1025", "1025"},
                                            {"1500Ki", "1500Ki"}};
     for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
         gr_quantity quantity;
@@ -80,6 +70,7 @@ static void quantities_added_form_of_the_first(void **state)
     assert_sum("512Mi", "1G", 1, "1536870912");
     assert_sum("1k", "1Ki", 1, "2024");
     assert_sum("0", "1Gi", 3, "3Gi");
+    assert_sum("0.1Gi", "0.1Gi", 2, "322122547200m");
     assert_sum("1Gi", "1Gi", 0, "1Gi");
 }
 

@@ -106,6 +106,24 @@ static void pod_group_of_volcano_counts_limits_of_what_is_not_requested(void **s
     close_cluster(&c);
 }
 
+/* Its resource takes any text, where the API server brings those of pods into one form. */
+static void pod_group_amounts_in_the_form_of_kubernetes(void **state)
+{
+    (void)state;
+    static const char *const schedulers[] = {"volcano", "other"};
+    for (size_t i = 0; i < sizeof schedulers / sizeof schedulers[0]; i++) {
+        cluster c;
+        open_cluster(&c, "{'Worker': " ROLE("2") "}");
+        c.gang_scheduler = schedulers[i];
+        set(c.job, "spec.runPolicy.schedulingPolicy.minResources",
+            "{'cpu': 4, 'memory': '2048Mi', 'x/y': '1000m', 'x/z': 'many'}");
+        settle(&c);
+        assert_json(gr_object_at(find(&c, "PodGroup", "train"), "spec.minResources"),
+                    "{'cpu': '4', 'memory': '2Gi', 'x/y': '1', 'x/z': 'many'}");
+        close_cluster(&c);
+    }
+}
+
 static void worker_alone_has_no_tf_config(void **state)
 {
     (void)state;
@@ -221,3 +239,4 @@ int main(void)
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
+        cmocka_unit_test(pod_group_amounts_in_the_form_of_kubernetes),
