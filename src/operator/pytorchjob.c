@@ -4,6 +4,7 @@
  * waits for the master's name, the HorizontalPodAutoscaler of elasticPolicy. */
 
 #include "operator/object.h"
+#include "operator/pod_group.h"
 #include "operator/training.h"
 
 #include <inttypes.h>
@@ -204,6 +205,30 @@ static void complete_pod(gr_training *t, const gr_training_role *role, int64_t i
 }
 
 /* ---- HorizontalPodAutoscaler ----------------------------------------------------------------- */
+/* The metrics with quantities in the form in which the API server shows them. */
+static json_t *metrics_in_one_form(gr_training *t, const json_t *metrics)
+{
+    static const char *const amounts[] = {"averageValue", "value"};
+    json_t *copy = json_deep_copy(metrics), *metric, *source;
+    size_t i;
+    const char *type;
+    t->look.no_memory |= copy == NULL;
+    json_array_foreach(copy, i, metric)
+    {
+        json_object_foreach(metric, type, source)
+        {
+            json_t *target = json_object_get(source, "target");
+            for (size_t k = 0; k < sizeof amounts / sizeof amounts[0]; k++) {
+                json_t *amount = json_object_get(target, amounts[k]);
+                if (amount != NULL) {
+                    gr_object_put(target, amounts[k], gr_pod_quantity(amount), &t->look.no_memory);
+                }
+            }
+        }
+    }
+    return copy;
+}
+
 static void keep_autoscaler(gr_training *t)
 {
     static const char api[] = "autoscaling/v2", kind[] = "HorizontalPodAutoscaler";
@@ -222,12 +247,12 @@ static void keep_autoscaler(gr_training *t)
         }
         return;
     }
-    json_t *scaler =
-        json_pack("{s:s, s:s, s:o, s:{s:{s:s, s:s, s:s}, s:O, s:O, s:O}}", "apiVersion", api,
-                  "kind", kind, "metadata", gr_look_metadata(&t->look, t->look.name), "spec",
-                  "scaleTargetRef", "apiVersion", t->look.api_version, "kind", t->look.kind, "name",
-                  t->look.name, "minReplicas", json_object_get(policy, "minReplicas"),
-                  "maxReplicas", json_object_get(policy, "maxReplicas"), "metrics", metrics);
+    json_t *scaler = json_pack(
+        "{s:s, s:s, s:o, s:{s:{s:s, s:s, s:s}, s:O, s:O, s:o}}", "apiVersion", api, "kind", kind,
+        "metadata", gr_look_metadata(&t->look, t->look.name), "spec", "scaleTargetRef",
+        "apiVersion", t->look.api_version, "kind", t->look.kind, "name", t->look.name,
+        "minReplicas", json_object_get(policy, "minReplicas"), "maxReplicas",
+        json_object_get(policy, "maxReplicas"), "metrics", metrics_in_one_form(t, metrics));
     gr_look_keep(&t->look, scaler, "spec", keys);
     json_decref(scaler);
 }

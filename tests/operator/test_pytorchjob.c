@@ -170,6 +170,22 @@ static void elastic_job_rendezvous_and_autoscaler(void **state)
     close_cluster(&c);
 }
 
+/* The API server shows quantities in one form: the autoscaler is not written again for that. */
+static void metrics_in_another_form_are_the_same(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 2);
+    set(c.job, "spec.elasticPolicy",
+        "{'maxReplicas': 5, 'metrics': [{'type': 'Pods', 'pods': {'metric': {'name': 'q'},"
+        " 'target': {'type': 'AverageValue', 'averageValue': '1000m'}}}]}");
+    settle(&c);
+    assert_json(gr_object_at(find(&c, "HorizontalPodAutoscaler", "train"), "spec.metrics"),
+                "[{'type': 'Pods', 'pods': {'metric': {'name': 'q'},"
+                "  'target': {'type': 'AverageValue', 'averageValue': '1'}}}]");
+    close_cluster(&c);
+}
+
 static void name_taken_by_another_told_and_left_alone(void **state)
 {
     (void)state;
@@ -564,3 +580,4 @@ int main(void)
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
+        cmocka_unit_test(metrics_in_another_form_are_the_same),
