@@ -68,7 +68,7 @@ static void print_hosts(const gr_training *t, FILE *hostfile, FILE *discover)
     fputs("#!/bin/sh", discover);
     if (has_gpu_launcher(t)) {
         fprintf(hostfile, "%s-launcher slots=%" PRId64 "\n", t->look.name, slots(t));
-        fprintf(discover, "\necho %s-launcher:%" PRId64, t->look.name, slots(t));
+        fprintf(discover, "\necho %s-launcher:%" PRId64 "\n", t->look.name, slots(t));
     }
     for (int64_t n = 0; worker != NULL && n < worker->replicas; n++) {
         fprintf(hostfile, "%s-worker-%" PRId64 " slots=%" PRId64 "\n", t->look.name, n, slots(t));

@@ -132,6 +132,11 @@ static void gpu_launcher_is_a_host_and_sees_its_gpus(void **state)
     settle(&c);
     assert_json(gr_object_at(find(&c, "ConfigMap", "train-config"), "data.hostfile"),
                 "'train-launcher slots=1\\ntrain-worker-0 slots=1\\n'");
+    set_phase(&c, "train-worker-0", "Running");
+    settle(&c);
+    json_t *data = gr_object_at(find(&c, "ConfigMap", "train-config"), "data");
+    assert_json(json_object_get(data, "discover_hosts.sh"),
+                "'#!/bin/sh\\necho train-launcher:1\\n\\necho train-worker-0:1'");
     const json_t *pod = find(&c, "Pod", "train-launcher");
     const json_t *container = json_array_get(gr_object_at(pod, "spec.containers"), 0);
     assert_int_equal(json_array_size(json_object_get(container, "env")), 4);
