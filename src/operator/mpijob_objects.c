@@ -374,7 +374,8 @@ json_t *gr_mpijob_launcher_template(gr_mpijob *m)
     snprintf(name, sizeof name, "%s-launcher", m->look.name);
     json_t *template = copy_template(m, "Launcher", "launcher");
     json_t *spec = json_object_get(template, "spec");
-    if (json_object_get(spec, "restartPolicy") != NULL) {
+    const char *given_policy = gr_object_text(spec, "restartPolicy");
+    if (given_policy != NULL && given_policy[0] != '\0') {
         gr_look_event(&m->look, "Warning", "SetPodTemplateRestartPolicy",
                       "Restart policy in pod template overridden by restart policy in replica "
                       "spec");

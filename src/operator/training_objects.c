@@ -191,7 +191,8 @@ json_t *gr_training_pod(gr_training *t, const gr_training_role *role, int64_t in
         gr_object_put(metadata, "finalizers", json_incref(finalizers), no_memory);
     }
     t->kind->complete_pod(t, role, index, spec);
-    if (json_object_get(spec, "restartPolicy") != NULL) {
+    const char *given_policy = gr_object_text(spec, "restartPolicy");
+    if (given_policy != NULL && given_policy[0] != '\0') {
         warn_of_template(t, "RestartPolicy",
                          "Restart policy in pod template will be overwritten by restart policy in "
                          "replica spec");

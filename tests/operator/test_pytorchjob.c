@@ -390,6 +390,9 @@ static void template_finalizers_go_along_and_its_restart_policy_is_told(void **s
     assert_json(gr_object_at(written(&c, 2), "metadata.finalizers"), "['lab/kept']");
     assert_json(gr_object_at(written(&c, 2), "spec.restartPolicy"), "'OnFailure'");
     assert_true(has_event(&c, "SetPodTemplateRestartPolicy"));
+    set(c.job, WORKER "template.spec.restartPolicy", "''");
+    look(&c);
+    assert_false(has_event(&c, "SetPodTemplateRestartPolicy"));
     close_cluster(&c);
 }
 
