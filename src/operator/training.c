@@ -581,6 +581,13 @@ static void report_abnormal(gr_training *t, const json_t *pod)
     }
 }
 
+/* Neither has it ended nor does it go. */
+static bool is_active(const json_t *pod)
+{
+    return (gr_training_has_phase(pod, "Pending") || gr_training_has_phase(pod, "Running")) &&
+           gr_object_at(pod, "metadata.deletionTimestamp") == NULL;
+}
+
 static int64_t count_known(const json_t *counts)
 {
     return gr_object_int(counts, "active", 0) + gr_object_int(counts, "succeeded", 0) +
@@ -656,7 +663,7 @@ static bool keep_role(gr_training *t, gr_training_role *role)
         }
         if (gr_training_has_phase(pod, "Failed")) {
             judge_failed(t, role, pod);
-        } else if (gr_training_has_phase(pod, "Pending") || gr_training_has_phase(pod, "Running")) {
+        } else if (is_active(pod)) {
             report_abnormal(t, pod);
         }
         if (t->kind->has_services &&

@@ -427,6 +427,9 @@ static void containers_that_wait_or_ended_in_a_pod_that_runs_told(void **state)
                  "Error pod train-worker-0 container proxy exitCode: 3 terminated message: no "
                  "route");
     assert_int_equal(json_array_size(c.result.events), 2);
+    set(find(&c, "Pod", "train-worker-0"), "metadata.deletionTimestamp", "'2026-05-01T10:00:00Z'");
+    look(&c);
+    assert_false(has_event(&c, "CrashLoopBackOff")); /* it goes */
     close_cluster(&c);
 }
 
