@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -352,8 +353,11 @@ static int serve(const gr_operator_options *options)
 
 static int run_operator(const gr_cli_line *line)
 {
-    const gr_operator_options *options = line->options;
+    gr_operator_options *options = line->options;
     gr_diag diag = {0};
+    if (options->gang_scheduler != NULL && strcasecmp(options->gang_scheduler, "volcano") == 0) {
+        options->gang_scheduler = "volcano"; /* training-operator takes Volcano as well */
+    }
     if (options->print_version) {
         return gr_verb_version(1, line->argv);
     }

@@ -118,6 +118,12 @@ def test_dry_run_several_documents_from_stdin_all_printed(gradus):
     assert "b-worker-0.b.other.svc.here slots=2" in json.dumps(found)
 
 
+def test_dry_run_volcano_in_any_case_of_letters_is_volcano(gradus):
+    found, _ = objects(gradus, "-f", "-", "--gang-scheduler-name", "Volcano", input=JOB, stdin=None)
+    assert [one["apiVersion"] for one in found
+            if one["kind"] == "PodGroup"] == ["scheduling.volcano.sh/v1beta1"]
+
+
 def test_dry_run_wrong_document_named_with_its_line(gradus, tmp_path):
     said = refusal(gradus, tmp_path, JOB + "---\n" + JOB.replace("slotsPerWorker: 2",
                                                                 "slotsPerWorker: -2"))
