@@ -42,8 +42,8 @@ static void set_replica_defaults(json_t *spec, const char *restart_policy, int r
 void gr_mpijob_defaults(json_t *job, bool *no_memory)
 {
     json_t *spec = gr_object_map(job, "spec", no_memory);
-    gr_object_put_default(gr_object_map(spec, "runPolicy", no_memory), "cleanPodPolicy",
-                          json_string("None"), no_memory);
+    gr_object_put_absent(gr_object_map(spec, "runPolicy", no_memory), "cleanPodPolicy",
+                         json_string("None"), no_memory);
     gr_object_put_default(spec, "slotsPerWorker", json_integer(1), no_memory);
     gr_object_put_default(spec, "sshAuthMountPath", json_string("/root/.ssh"), no_memory);
     gr_object_put_default(spec, "mpiImplementation", json_string("OpenMPI"), no_memory);
@@ -105,7 +105,7 @@ void gr_mpijob_validate(const json_t *job, char sentence_out[GR_EVENT_BYTES])
     }
     gr_check_not_negative(&p, spec, "slotsPerWorker", "spec");
     gr_check_truth(&p, spec, "runLauncherAsWorker", "spec");
-    gr_check_run_policy(&p, json_object_get(spec, "runPolicy"), "kubeflow.org/mpi-operator");
+    gr_check_run_policy(&p, json_object_get(spec, "runPolicy"), "kubeflow.org/mpi-operator", true);
     if (!json_is_string(json_object_get(spec, "sshAuthMountPath"))) {
         gr_problem(&p, "spec.sshAuthMountPath: Invalid value: must be a path");
     }

@@ -20,8 +20,8 @@ static void set_defaults(json_t *spec, bool *no_memory)
         gr_object_put_default(worker, "replicas", json_integer(0), no_memory);
     }
     if (json_is_string(policy)) {
-        gr_object_put_default(gr_object_map(spec, "runPolicy", no_memory), "cleanPodPolicy",
-                              json_incref(policy), no_memory);
+        gr_object_put_absent(gr_object_map(spec, "runPolicy", no_memory), "cleanPodPolicy",
+                             json_incref(policy), no_memory);
     }
 }
 

@@ -133,15 +133,23 @@ void gr_object_put_text(json_t *object, const char *key, const char *text, bool 
     gr_object_put(object, key, json_string(text), no_memory);
 }
 
-void gr_object_put_default(json_t *object, const char *key, json_t *value, bool *no_memory)
+void gr_object_put_absent(json_t *object, const char *key, json_t *value, bool *no_memory)
 {
     const json_t *there = json_object_get(object, key);
-    if (there == NULL || json_is_null(there) ||
-        (json_is_string(there) && json_string_length(there) == 0)) {
+    if (there == NULL || json_is_null(there)) {
         gr_object_put(object, key, value, no_memory);
     } else {
         json_decref(value);
     }
+}
+
+void gr_object_put_default(json_t *object, const char *key, json_t *value, bool *no_memory)
+{
+    const json_t *there = json_object_get(object, key);
+    if (json_is_string(there) && json_string_length(there) == 0) {
+        json_object_del(object, key);
+    }
+    gr_object_put_absent(object, key, value, no_memory);
 }
 
 void gr_object_append(json_t *array, json_t *value, bool *no_memory)

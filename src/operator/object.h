@@ -34,7 +34,8 @@ bool gr_object_holds(const json_t *conditions, const char *type);
  * for. A failure sets *no_memory, which nobody clears: it is looked at once, at the end. */
 void gr_object_put(json_t *object, const char *key, json_t *value, bool *no_memory);
 void gr_object_put_text(json_t *object, const char *key, const char *text, bool *no_memory);
-/* Puts it only where nothing stands: no value, null or an empty text. */
+/* Puts it only where nothing stands: no value or null; the second one also for an empty text. */
+void gr_object_put_absent(json_t *object, const char *key, json_t *value, bool *no_memory);
 void gr_object_put_default(json_t *object, const char *key, json_t *value, bool *no_memory);
 void gr_object_append(json_t *array, json_t *value, bool *no_memory);
 /* The map or list at `key`, made if it is not there; NULL without memory. */

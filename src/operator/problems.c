@@ -14,6 +14,8 @@ const char *const gr_run_policy_fields[] = {
 const char *const gr_scheduling_policy_fields[] = {
     "minAvailable", "minResources", "priorityClass", "queue", "scheduleTimeoutSeconds", NULL};
 
+const char *const gr_clean_pod_policies[] = {"All", "None", "Running", NULL};
+
 void gr_problem(gr_problems *p, const char *format, ...)
 {
     size_t room = sizeof p->text - p->used;
@@ -127,16 +129,25 @@ void gr_check_pod_name(gr_problems *p, const json_t *job, const char *role, int6
     }
 }
 
-void gr_check_run_policy(gr_problems *p, const json_t *policy, const char *manager_name)
+void gr_check_run_policy(gr_problems *p, const json_t *policy, const char *manager_name,
+                         bool is_strict)
 {
-    static const char *const clean_policies[] = {"All", "None", "Running", NULL};
+    static const char *const limits[] = {"ttlSecondsAfterFinished", "activeDeadlineSeconds",
+                                         "backoffLimit"};
     const char *const managers[] = {manager_name, "kueue.x-k8s.io/multikueue", NULL};
     const char *path = "spec.runPolicy";
-    gr_check_is_one_of(p, json_object_get(policy, "cleanPodPolicy"),
-                       "spec.runPolicy.cleanPodPolicy", clean_policies);
-    gr_check_not_negative(p, policy, "ttlSecondsAfterFinished", path);
-    gr_check_not_negative(p, policy, "activeDeadlineSeconds", path);
-    gr_check_not_negative(p, policy, "backoffLimit", path);
+    const json_t *clean = json_object_get(policy, "cleanPodPolicy");
+    if (is_strict || !json_is_string(clean)) {
+        gr_check_is_one_of(p, clean, "spec.runPolicy.cleanPodPolicy", gr_clean_pod_policies);
+    }
+    for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
+        int64_t limit;
+        if (is_strict) {
+            gr_check_not_negative(p, policy, limits[i], path);
+        } else {
+            (void)gr_check_integer(p, policy, limits[i], path, &limit);
+        }
+    }
     gr_check_truth(p, policy, "suspend", path);
     const json_t *manager = json_object_get(policy, "managedBy");
     if (manager != NULL && !json_is_null(manager)) {

@@ -31,9 +31,13 @@ void gr_check_not_negative(gr_problems *p, const json_t *object, const char *key
 void gr_check_truth(gr_problems *p, const json_t *object, const char *key, const char *path);
 /* A pod JOB-ROLE-INDEX must have the name of a host. */
 void gr_check_pod_name(gr_problems *p, const json_t *job, const char *role, int64_t index);
-void gr_check_run_policy(gr_problems *p, const json_t *policy, const char *manager_name);
+/* Not strict: also limits below 0, and any text as cleanPodPolicy. */
+void gr_check_run_policy(gr_problems *p, const json_t *policy, const char *manager_name,
+                         bool is_strict);
 /* At least one container, each of them a map. */
 void gr_check_containers(gr_problems *p, const json_t *spec, const char *path);
+
+extern const char *const gr_clean_pod_policies[]; /* "All", ...; ends with NULL */
 
 /* The keys of spec.runPolicy and of its schedulingPolicy. */
 extern const char *const gr_run_policy_fields[];

@@ -17,7 +17,7 @@ static void set_defaults(json_t *spec, bool *no_memory)
 {
     json_t *policy = json_object_get(spec, "elasticPolicy");
     if (!json_is_integer(json_object_get(policy, "nProcPerNode"))) {
-        gr_object_put_default(spec, "nprocPerNode", json_string("auto"), no_memory);
+        gr_object_put_absent(spec, "nprocPerNode", json_string("auto"), no_memory);
     }
     if (!json_is_object(policy)) {
         return;

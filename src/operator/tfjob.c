@@ -12,16 +12,28 @@
 
 static void check(gr_problems *p, const json_t *spec, const json_t *specs)
 {
-    static const char *const policies[] = {"", "AllWorkers", NULL};
     const json_t *policy = json_object_get(spec, "successPolicy");
     if (json_object_get(specs, "Chief") != NULL && json_object_get(specs, "Master") != NULL) {
         gr_problem(p, "spec.tfReplicaSpecs: Forbidden: must not have more than 1 Chief or Master "
                       "role");
     }
-    if (policy != NULL && !json_is_null(policy)) {
-        gr_check_is_one_of(p, policy, "spec.successPolicy", policies);
+    if (policy != NULL && !json_is_null(policy) && !json_is_string(policy)) {
+        gr_problem(p, "spec.successPolicy: Invalid value: must be a text");
     }
     gr_check_truth(p, spec, "enableDynamicWorker", "spec");
+}
+
+static void warn(gr_training *t)
+{
+    char message[GR_EVENT_BYTES];
+    const char *policy = gr_object_text(t->look.job, "spec.successPolicy");
+    if (policy != NULL && policy[0] != '\0' && strcmp(policy, "AllWorkers") != 0) {
+        snprintf(message, sizeof message,
+                 "spec.successPolicy \"%.100s\" is not AllWorkers: the job succeeds with its chief "
+                 "or worker 0",
+                 policy);
+        gr_look_event(&t->look, "Warning", "SuccessPolicy", message);
+    }
 }
 
 /* ---- TF_CONFIG ------------------------------------------------------------------------------- */
@@ -170,6 +182,7 @@ static const gr_training_kind tfjob = {.kind = &gr_tfjob_v1,
                                        .has_services = true,
                                        .restarts_failed = true,
                                        .check = check,
+                                       .warn = warn,
                                        .complete_pod = complete_pod,
                                        .report_status = report_status};
 

@@ -705,12 +705,33 @@ static void keep_objects(gr_training *t)
 }
 
 /* ---- A look ---------------------------------------------------------------------------------- */
-static void look(gr_training *t)
+static void begin(gr_training *t)
 {
     char message[GR_EVENT_BYTES];
+    const char *policy = json_string_value(run_policy(t, "cleanPodPolicy"));
+    snprintf(message, sizeof message, "%s %s is created.", t->look.kind, t->look.name);
+    gr_training_set_condition(t, "Created", true, "Created", message);
+    for (size_t i = 0; gr_clean_pod_policies[i] != NULL; i++) {
+        if (strcmp(policy, gr_clean_pod_policies[i]) == 0) {
+            policy = "";
+        }
+    }
+    if (policy[0] != '\0') {
+        snprintf(message, sizeof message,
+                 "spec.runPolicy.cleanPodPolicy \"%.100s\" is neither All, None nor Running: all "
+                 "pods go when the job has ended",
+                 policy);
+        gr_look_event(&t->look, "Warning", "CleanPodPolicy", message);
+    }
+    if (t->kind->warn != NULL) {
+        t->kind->warn(t);
+    }
+}
+
+static void look(gr_training *t)
+{
     if (json_array_size(json_object_get(t->look.status, "conditions")) == 0) {
-        snprintf(message, sizeof message, "%s %s is created.", t->look.kind, t->look.name);
-        gr_training_set_condition(t, "Created", true, "Created", message);
+        begin(t);
     }
     sort_objects(t);
     if (holds(t, "Succeeded") || holds(t, "Failed")) {

@@ -56,6 +56,7 @@ typedef struct gr_training_kind {
     /* What only this kind has; NULL: nothing. */
     void (*set_defaults)(json_t *spec, bool *no_memory);
     void (*check)(gr_problems *p, const json_t *spec, const json_t *specs);
+    void (*warn)(gr_training *t);       /* of what a new job has, and nobody heeds */
     void (*keep_first)(gr_training *t); /* objects that no PodGroup holds up */
     void (*keep_more)(gr_training *t);  /* objects beside pods and Services */
     /* False: nothing more is done in this look. */

@@ -115,8 +115,8 @@ void gr_training_set_defaults(gr_training *t)
             set_role_defaults(t, name, role);
         }
     }
-    gr_object_put_default(gr_object_map(spec, "runPolicy", &t->look.no_memory), "cleanPodPolicy",
-                          json_string("None"), &t->look.no_memory);
+    gr_object_put_absent(gr_object_map(spec, "runPolicy", &t->look.no_memory), "cleanPodPolicy",
+                         json_string("None"), &t->look.no_memory);
 }
 
 /* ---- Validation ------------------------------------------------------------------------------ */
@@ -213,7 +213,8 @@ void gr_training_validate(gr_training *t, char sentence_out[GR_EVENT_BYTES])
     {
         check_role(t, &p, name, role);
     }
-    gr_check_run_policy(&p, json_object_get(spec, "runPolicy"), "kubeflow.org/training-operator");
+    gr_check_run_policy(&p, json_object_get(spec, "runPolicy"), "kubeflow.org/training-operator",
+                        t->kind->has_attempts);
     t->kind->check(&p, spec, specs);
     t->look.no_memory |= p.no_memory;
     gr_problems_describe(&p, sentence_out);

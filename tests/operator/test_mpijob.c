@@ -408,6 +408,9 @@ static void job_wrong_one_event_and_no_writes(void **state)
     assert_wrong("spec.runPolicy.backoffLimit", "-3",
                  "spec.runPolicy.backoffLimit: Invalid value: -3: must be greater than or equal to "
                  "0");
+    assert_wrong("spec.runPolicy.cleanPodPolicy", "''",
+                 "spec.runPolicy.cleanPodPolicy: Unsupported value: \"\": supported values: "
+                 "\"All\", \"None\", \"Running\"");
     assert_wrong("spec.runPolicy.suspend", "'yes'",
                  "spec.runPolicy.suspend: Invalid value: \"yes\": must be true or false");
     assert_wrong("spec.runPolicy.managedBy", "'me'",

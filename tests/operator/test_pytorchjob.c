@@ -473,7 +473,8 @@ static void job_wrong_one_event_and_no_writes(void **state)
         {WORKER "template.spec.containers", "[{'name': 'pytorch'}]", "[0].image: Required value"},
         {WORKER "template.spec.containers", "[7]", "must be a map"},
         {"spec.runPolicy.managedBy", "'me'", "spec.runPolicy.managedBy: Unsupported value"},
-        {"spec.runPolicy.backoffLimit", "-1", "must be greater than or equal to 0"},
+        {"spec.runPolicy.backoffLimit", "'one'", "must be an integer"},
+        {"spec.runPolicy.cleanPodPolicy", "7", "spec.runPolicy.cleanPodPolicy: Unsupported value"},
         {"spec.runPolicy.suspend", "'yes'", "must be true or false"},
         {"spec.elasticPolicy", "7", "must be a map"},
         {"spec.elasticPolicy.nProcPerNode", "2", NULL},
@@ -489,6 +490,46 @@ static void job_wrong_one_event_and_no_writes(void **state)
         }
         assert_wrong(&c, wrong[i][2] != NULL ? wrong[i][2] : "must not be used with");
     }
+}
+
+static void limits_below_zero_are_over_at_once(void **state)
+{
+    (void)state;
+    static const char *const limits[] = {"backoffLimit", "activeDeadlineSeconds"};
+    char path[64];
+    for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
+        cluster c;
+        open_cluster(&c, 1);
+        snprintf(path, sizeof path, "spec.runPolicy.%s", limits[i]);
+        set(c.job, path, "-1");
+        settle(&c);
+        assert_conditions(&c, "Created=True(PyTorchJobCreated) Failed=True(PyTorchJobFailed)");
+        assert_int_equal(json_array_size(c.objects), 0);
+        close_cluster(&c);
+    }
+    cluster c;
+    open_cluster(&c, 1);
+    set(c.job, "spec.runPolicy.ttlSecondsAfterFinished", "-1");
+    run_all_pods(&c);
+    set_phase(&c, "train-master-0", "Succeeded");
+    look(&c);
+    carry_out(&c);
+    look(&c);
+    assert_writes(&c, "delete train");
+    close_cluster(&c);
+}
+
+static void clean_pod_policy_empty_all_pods_go_as_if_it_were_all(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 1);
+    set(c.job, "spec.runPolicy.cleanPodPolicy", "''");
+    run_all_pods(&c);
+    set_phase(&c, "train-master-0", "Succeeded");
+    settle(&c);
+    assert_int_equal(json_array_size(c.objects), 0);
+    close_cluster(&c);
 }
 
 static void job_of_another_controller_or_ending_nothing(void **state)
@@ -565,6 +606,7 @@ int main(void)
         cmocka_unit_test(job_running_looked_at_again_no_more_writes_or_events),
         cmocka_unit_test(role_names_in_any_case_are_taken),
         cmocka_unit_test(elastic_job_rendezvous_and_autoscaler),
+        cmocka_unit_test(metrics_in_another_form_are_the_same),
         cmocka_unit_test(name_taken_by_another_told_and_left_alone),
         cmocka_unit_test(master_done_job_done_and_running_workers_go),
         cmocka_unit_test(exit_code_of_a_signal_pod_made_anew_else_job_failed),
@@ -579,6 +621,8 @@ int main(void)
         cmocka_unit_test(containers_that_wait_or_ended_in_a_pod_that_runs_told),
         cmocka_unit_test(volcano_autoscaler_does_not_wait),
         cmocka_unit_test(job_wrong_one_event_and_no_writes),
+        cmocka_unit_test(limits_below_zero_are_over_at_once),
+        cmocka_unit_test(clean_pod_policy_empty_all_pods_go_as_if_it_were_all),
         cmocka_unit_test(job_of_another_controller_or_ending_nothing),
         cmocka_unit_test(unknown_field_named_with_the_nearest),
         cmocka_unit_test(objects_malformed_taken_as_they_are),
@@ -586,4 +630,3 @@ int main(void)
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
-        cmocka_unit_test(metrics_in_another_form_are_the_same),

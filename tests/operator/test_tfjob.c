@@ -196,20 +196,43 @@ static void chief_done_while_a_worker_failed_job_succeeded(void **state)
     close_cluster(&c);
 }
 
-static void two_chiefs_or_unknown_policy_refused(void **state)
+static void two_chiefs_refused(void **state)
 {
     (void)state;
     cluster c;
     open_cluster(&c, "{'Chief': " ROLE("1") ", 'Master': " ROLE("1") "}");
-    set(c.job, "spec.successPolicy", "'Some'");
+    set(c.job, "spec.successPolicy", "7");
     set(c.job, "spec.enableDynamicWorker", "1");
     look(&c);
     assert_writes(&c, "");
     assert_string_equal(
         event(&c, 0, "message"),
         "Found validation errors: [spec.tfReplicaSpecs: Forbidden: must not have more than 1 Chief "
-        "or Master role, spec.successPolicy: Unsupported value: \"Some\": supported values: \"\", "
-        "\"AllWorkers\", spec.enableDynamicWorker: Invalid value: 1: must be true or false]");
+        "or Master role, spec.successPolicy: Invalid value: must be a text, "
+        "spec.enableDynamicWorker: Invalid value: 1: must be true or false]");
+    close_cluster(&c);
+}
+
+static void policies_that_nobody_knows_told_and_the_job_runs(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, "{'Worker': " ROLE("2") "}");
+    set(c.job, "spec.successPolicy", "'ChiefWorker'");
+    set(c.job, "spec.runPolicy.cleanPodPolicy", "'none'");
+    look(&c);
+    assert_string_equal(event(&c, 0, "message"),
+                        "spec.runPolicy.cleanPodPolicy \"none\" is neither All, None nor Running: "
+                        "all pods go when the job has ended");
+    assert_string_equal(event(&c, 1, "message"),
+                        "spec.successPolicy \"ChiefWorker\" is not AllWorkers: the job succeeds "
+                        "with its chief or worker 0");
+    carry_out(&c);
+    run_all_pods(&c);
+    set_phase(&c, "train-worker-0", "Succeeded");
+    settle(&c);
+    assert_true(gr_object_holds(gr_object_at(c.job, "status.conditions"), "Succeeded"));
+    assert_int_equal(json_array_size(c.objects), 0);
     close_cluster(&c);
 }
 
@@ -229,14 +252,15 @@ int main(void)
         cmocka_unit_test(dynamic_workers_know_themselves_and_the_servers),
         cmocka_unit_test(role_of_no_replicas_and_port_without_name_make_nothing),
         cmocka_unit_test(pod_group_of_volcano_counts_limits_of_what_is_not_requested),
+        cmocka_unit_test(pod_group_amounts_in_the_form_of_kubernetes),
         cmocka_unit_test(worker_alone_has_no_tf_config),
         cmocka_unit_test(success_policy_all_workers_waits_for_all),
         cmocka_unit_test(worker_failed_job_failed_unless_workers_are_dynamic),
         cmocka_unit_test(workers_fewer_and_slow_to_end_job_goes_on),
         cmocka_unit_test(chief_done_while_a_worker_failed_job_succeeded),
-        cmocka_unit_test(two_chiefs_or_unknown_policy_refused),
+        cmocka_unit_test(two_chiefs_refused),
+        cmocka_unit_test(policies_that_nobody_knows_told_and_the_job_runs),
         cmocka_unit_test(memory_missing_anywhere_told_and_nothing_half_made),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
-        cmocka_unit_test(pod_group_amounts_in_the_form_of_kubernetes),
