@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/number.h"
 #include "doc/doc.h"
 #include "doc/node_json.h"
@@ -225,6 +226,34 @@ gr_status gr_manifests_read(const char *path, json_t **documents_out, gr_diag *d
         return status;
     }
     *documents_out = documents;
+    return GR_OK;
+}
+
+gr_status gr_manifests_name(const char *path, json_t *documents, gr_diag *diag)
+{
+    static const char letters[] = "bcdfghjklmnpqrstvwxz2456789";
+    enum { SUFFIX_BYTES = 5 };
+    size_t i;
+    json_t *document;
+    json_array_foreach(documents, i, document)
+    {
+        json_t *metadata = json_object_get(json_array_get(document, 1), "metadata");
+        const char *stem = gr_object_text(metadata, "generateName");
+        const char *name = gr_object_text(metadata, "name");
+        if (stem == NULL || stem[0] == '\0' || (name != NULL && name[0] != '\0')) {
+            continue;
+        }
+        char suffix[SUFFIX_BYTES + 1] = "";
+        uint64_t chance = gr_hash64(path, strlen(path), i);
+        for (size_t k = 0; k < SUFFIX_BYTES; k++) {
+            suffix[k] = letters[chance % (sizeof letters - 1)];
+            chance /= sizeof letters - 1;
+        }
+        json_t *made = json_sprintf("%s%s", stem, suffix);
+        if (made == NULL || json_object_set_new(metadata, "name", made) != 0) {
+            return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %s", path);
+        }
+    }
     return GR_OK;
 }
 

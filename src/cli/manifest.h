@@ -14,6 +14,10 @@
  * objects that a controller makes for another one. */
 gr_status gr_manifests_read(const char *path, json_t **documents_out, gr_diag *diag) GR_MUST_CHECK;
 
+/* What has a generateName in place of a name gets a name, the same at each reading of the file:
+ * there is no API server to make one. */
+gr_status gr_manifests_name(const char *path, json_t *documents, gr_diag *diag) GR_MUST_CHECK;
+
 /* "job.yaml:12", where one of these documents stands. */
 enum { GR_MANIFEST_WHERE_BYTES = 256 };
 void gr_manifest_where(const char *path, const json_t *document,

@@ -135,6 +135,9 @@ int gr_operator_dry_run(const gr_operator_options *options)
     if (status == GR_OK && json_array_size(documents) == 0) {
         status = gr_fail(&diag, GR_E_INVALID, "%s holds no manifest", options->file);
     }
+    if (status == GR_OK) {
+        status = gr_manifests_name(options->file, documents, &diag);
+    }
     size_t i;
     json_array_foreach(documents, i, document)
     {

@@ -186,7 +186,11 @@ static gr_status read_files(const manifest_options *options, json_t *files, gr_d
     for (size_t i = 0; options->files[i] != NULL && status == GR_OK; i++) {
         json_t *documents = NULL;
         status = gr_manifests_read(options->files[i], &documents, diag);
-        if (status == GR_OK && json_array_append_new(files, documents) != 0) {
+        if (status != GR_OK) {
+            break;
+        }
+        status = gr_manifests_name(options->files[i], documents, diag);
+        if (json_array_append_new(files, documents) != 0) {
             status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for the manifest");
         }
     }

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -517,6 +518,18 @@ setsid sleep 1000 & echo $! >again; echo ready; wait"""
     assert process.returncode == 0, err
     assert lines(out, "train-worker-0") == ["clean"]
     assert not gradus.remains()
+
+
+def test_generate_name_names_that_are_the_same_each_time(gradus):
+    asked = [job("PyTorchJob", {"Master": role("PyTorchJob", ["hostname"])}) for _ in range(2)]
+    for one in asked:
+        one["metadata"] = {"generateName": "nightly-"}
+    names = [re.findall(r"^\[(nightly-[a-z0-9]{5})-master-0\] \1-master-0$",
+                        run(gradus, *asked).stdout, re.M) for _ in range(2)]
+    assert len({*names[0]}) == 2 and sorted(names[0]) == sorted(names[1])
+    printed = gradus("operator", "--dry-run", "-f", "job.yaml")
+    assert printed.returncode == 0 and {*re.findall(r"name: (nightly-.{5})-master-0",
+                                                    printed.stdout)} == {*names[0]}
 
 
 # ---- What is wrong -------------------------------------------------------------------------------
