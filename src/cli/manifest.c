@@ -41,6 +41,40 @@ static json_t *value_of(const gr_node *node)
     return json_string(text);
 }
 
+/* Each map gets what its merge key (<<) names and it does not have itself; of several maps the
+ * first one counts. False: something else stands there. */
+static bool merge(json_t *value)
+{
+    static const char merge_key[] = "<<";
+    size_t i;
+    const char *key;
+    json_t *child;
+    bool is_right = true;
+    json_array_foreach(value, i, child)
+    {
+        is_right &= merge(child);
+    }
+    json_object_foreach(value, key, child)
+    {
+        is_right &= merge(child);
+    }
+    json_t *given = json_incref(json_object_get(value, merge_key));
+    if (given == NULL) {
+        return is_right;
+    }
+    (void)json_object_del(value, merge_key);
+    is_right &= json_is_object(given) || json_is_array(given);
+    if (json_is_object(given)) {
+        is_right &= json_object_update_missing(value, given) == 0;
+    }
+    json_array_foreach(given, i, child)
+    {
+        is_right &= json_is_object(child) && json_object_update_missing(value, child) == 0;
+    }
+    json_decref(given);
+    return is_right;
+}
+
 /* What only a cluster says of an object, as `kubectl get -o yaml` writes it. */
 static void forget_cluster(json_t *object)
 {
@@ -80,6 +114,13 @@ static bool is_made_for_another(const json_t *object)
 static gr_status add_object(const char *name, const gr_node *node, json_t *documents, gr_diag *diag)
 {
     json_t *object = gr_node_json(node, value_of);
+    if (!merge(object)) {
+        json_decref(object);
+        return gr_fail(diag, GR_E_INVALID,
+                       "%s:%d: a merge key (<<) stands before what is neither a map nor a list of "
+                       "maps",
+                       name, node->line);
+    }
     if (object != NULL && is_made_for_another(object)) {
         json_decref(object);
         return GR_OK;
@@ -124,7 +165,7 @@ static gr_status add_document(const char *name, const char *text, size_t size_by
     size_t first = strspn(text, " \t\r\n");
     gr_status status = first < size_bytes && text[first] == '{'
                            ? gr_doc_parse_json(name, text, size_bytes, &doc, diag)
-                           : gr_doc_parse_yaml(name, text, size_bytes, &doc, diag);
+                           : gr_doc_parse_yaml_with_merges(name, text, size_bytes, &doc, diag);
     if (status != GR_OK) {
         return status;
     }

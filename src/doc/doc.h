@@ -35,6 +35,9 @@ enum { GR_DOC_BYTES_MAX = 16 << 20, GR_DOC_DEPTH_MAX = 64, GR_DOC_NODES_MAX = 1 
 gr_status gr_doc_read_yaml(const char *path, gr_doc **doc_out, gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_doc_parse_yaml(const char *name, const char *text, size_t size_bytes, gr_doc **doc_out,
                             gr_diag *diag) GR_MUST_CHECK;
+/* Likewise, but a merge key (<<) is a key like others, for who merges what stands there. */
+gr_status gr_doc_parse_yaml_with_merges(const char *name, const char *text, size_t size_bytes,
+                                        gr_doc **doc_out, gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_doc_parse_json(const char *name, const char *text, size_t size_bytes, gr_doc **doc_out,
                             gr_diag *diag) GR_MUST_CHECK;
 /* "optimizer.learning_rate=0.01": from now on that is what stands there, and errors about it begin

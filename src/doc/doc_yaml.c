@@ -108,7 +108,7 @@ static gr_status fail_tag(gr_doc_builder *builder, const yaml_char_t *tag, int l
                        (const char *)tag);
 }
 
-static gr_status add_scalar(gr_doc_builder *builder, const yaml_event_t *event)
+static gr_status add_scalar(gr_doc_builder *builder, const yaml_event_t *event, bool takes_merges)
 {
     const char *text = (const char *)event->data.scalar.value;
     size_t size_bytes = event->data.scalar.length;
@@ -116,7 +116,7 @@ static gr_status add_scalar(gr_doc_builder *builder, const yaml_event_t *event)
     bool plain = event->data.scalar.style == YAML_PLAIN_SCALAR_STYLE;
     int line = line_of(event->start_mark);
     if (gr_doc_wants_key(builder)) {
-        if (plain && strcmp(text, "<<") == 0) {
+        if (plain && strcmp(text, "<<") == 0 && !takes_merges) {
             return gr_doc_fail(builder, line, GR_E_INVALID,
                                "merge keys (<<) are not supported; write the keys out");
         }
@@ -154,7 +154,8 @@ static gr_status add_container(gr_doc_builder *builder, gr_node_kind kind, const
     return gr_doc_open(builder, kind, (const char *)anchor, line);
 }
 
-static gr_status add_event(gr_doc_builder *builder, const yaml_event_t *event, int *documents)
+static gr_status add_event(gr_doc_builder *builder, const yaml_event_t *event, bool takes_merges,
+                           int *documents)
 {
     int line = line_of(event->start_mark);
     switch (event->type) {
@@ -165,7 +166,7 @@ static gr_status add_event(gr_doc_builder *builder, const yaml_event_t *event, i
         }
         return GR_OK;
     case YAML_SCALAR_EVENT:
-        return add_scalar(builder, event);
+        return add_scalar(builder, event, takes_merges);
     case YAML_SEQUENCE_START_EVENT:
         return add_container(builder, GR_NODE_LIST, event->data.sequence_start.tag,
                              event->data.sequence_start.anchor, line);
@@ -185,8 +186,8 @@ static gr_status add_event(gr_doc_builder *builder, const yaml_event_t *event, i
     }
 }
 
-gr_status gr_doc_parse_yaml(const char *name, const char *text, size_t size_bytes, gr_doc **doc_out,
-                            gr_diag *diag)
+static gr_status parse(const char *name, const char *text, size_t size_bytes, bool takes_merges,
+                       gr_doc **doc_out, gr_diag *diag)
 {
     gr_doc_builder *builder = NULL;
     gr_status status = gr_doc_builder_create(name, size_bytes, &builder, diag);
@@ -208,11 +209,23 @@ gr_status gr_doc_parse_yaml(const char *name, const char *text, size_t size_byte
             break;
         }
         done = event.type == YAML_STREAM_END_EVENT;
-        status = add_event(builder, &event, &documents);
+        status = add_event(builder, &event, takes_merges, &documents);
         yaml_event_delete(&event);
     }
     yaml_parser_delete(&parser);
     return gr_doc_builder_end(builder, status, doc_out);
+}
+
+gr_status gr_doc_parse_yaml(const char *name, const char *text, size_t size_bytes, gr_doc **doc_out,
+                            gr_diag *diag)
+{
+    return parse(name, text, size_bytes, false, doc_out, diag);
+}
+
+gr_status gr_doc_parse_yaml_with_merges(const char *name, const char *text, size_t size_bytes,
+                                        gr_doc **doc_out, gr_diag *diag)
+{
+    return parse(name, text, size_bytes, true, doc_out, diag);
 }
 
 gr_status gr_doc_read_yaml(const char *path, gr_doc **doc_out, gr_diag *diag)

@@ -124,6 +124,34 @@ def test_dry_run_volcano_in_any_case_of_letters_is_volcano(gradus):
             if one["kind"] == "PodGroup"] == ["scheduling.volcano.sh/v1beta1"]
 
 
+MERGED = """apiVersion: kubeflow.org/v1
+kind: TFJob
+metadata: {name: train}
+spec:
+  tfReplicaSpecs:
+    Worker: &worker
+      replicas: 2
+      template: {spec: {containers: [&c {name: tensorflow, image: i, command: [a]}]}}
+    PS: {<<: *worker, replicas: 1}
+    Chief:
+      replicas: 1
+      template: {spec: {containers: [{<<: [{image: j}, *c], command: [b]}]}}
+"""
+
+
+def test_dry_run_merge_keys_give_what_a_map_does_not_have(gradus, tmp_path):
+    found, _ = objects(gradus, "-f", "-", input=MERGED, stdin=None)
+    pods = {one["metadata"]["name"]: one["spec"]["containers"][0] for one in found
+            if one["kind"] == "Pod"}
+    assert {*pods} == {"train-chief-0", "train-ps-0", "train-worker-0", "train-worker-1"}
+    assert (pods["train-ps-0"]["image"], pods["train-ps-0"]["command"]) == ("i", ["a"])
+    chief = pods["train-chief-0"]
+    assert (chief["name"], chief["image"], chief["command"]) == ("tensorflow", "j", ["b"])
+    said = refusal(gradus, tmp_path, MERGED.replace("<<: *worker", "<<: [1]"))
+    assert said == "gradus: job.yaml:1: a merge key (<<) stands before what is neither a map nor " \
+        "a list of maps\n"
+
+
 def test_dry_run_wrong_document_named_with_its_line(gradus, tmp_path):
     said = refusal(gradus, tmp_path, JOB + "---\n" + JOB.replace("slotsPerWorker: 2",
                                                                 "slotsPerWorker: -2"))
