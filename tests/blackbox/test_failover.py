@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that were started by hand go on when `gradus rendezvous` dies: the first of them that lives
 takes over, and the bits are those of a job that nobody disturbed."""
+import contextlib
 import os
 import signal
 import socket
 
 import pytest
-from conftest import (TIMEOUT_S, cases, is_sanitized, lines_of, read_lines, sha256_of,
-                      wait_for_event)
+from conftest import (TIMEOUT_S, cases, is_sanitized, lines_of, read_lines, sha256_of, unhurried,
+                      wait_for_event, wait_until)
+from test_elastic import count_sockets
 
 EPOCHS = 12 if is_sanitized() else 40
 RANKS = 4
@@ -15,16 +17,17 @@ COORDINATOR = -1
 
 
 class Job:
-    """A coordinator and its ranks, on this host. Who has not ended may be silent for 10 s."""
+    """A coordinator and its ranks, on this host. Who has not ended may be silent for 10 s. `slow`:
+    what --chaos is."""
 
-    def __init__(self, gradus, job, output, **more):
+    def __init__(self, gradus, job, output, slow, **more):
         self.output = output
         more["GRADUS_PEER_TIMEOUT"] = "10s"
         self.coordinator = gradus.start("rendezvous", "-np", RANKS, "--min-workers", 1, "--listen",
                                         "127.0.0.1", "--print-secret", env=more)
         told = dict(line.split("=", 1) for line in read_lines(self.coordinator.stdout, 5))
         told |= more | {"OMP_NUM_THREADS": "1"}
-        document = gradus.document("-np", RANKS, "--output", output, job)
+        document = gradus.document("-np", RANKS, "--output", output, "--chaos", slow, job)
         self.gradus, self.document, self.told = gradus, document, told
         self.ranks = [self.start(rank) for rank in range(RANKS)]
 
@@ -50,7 +53,7 @@ class Job:
 
     def end(self):
         """What each rank said on stderr, and its exit code."""
-        return [(rank.communicate(timeout=120)[1], rank.returncode) for rank in self.ranks]
+        return [(rank.communicate(timeout=TIMEOUT_S)[1], rank.returncode) for rank in self.ranks]
 
 
 def check_end(gradus, job, undisturbed, dead):
@@ -65,9 +68,10 @@ def check_end(gradus, job, undisturbed, dead):
 @pytest.mark.parametrize("victims", cases(
     3, [(COORDINATOR,), (COORDINATOR, 0), (0, COORDINATOR), (COORDINATOR, 2)]))
 def test_killed_together(gradus, job, undisturbed, tmp_path, victims):
-    running = Job(gradus, job, tmp_path / "out")
-    running.wait_for("epoch")
-    running.kill(*victims)
+    with unhurried(tmp_path) as slow:
+        running = Job(gradus, job, tmp_path / "out", slow)
+        running.wait_for("epoch")
+        running.kill(*victims)
     check_end(gradus, running, undisturbed, victims)
     events = [line for line in lines_of(tmp_path / "out")
               if line["event"] in ("changed", "recovered")]
@@ -75,32 +79,35 @@ def test_killed_together(gradus, job, undisturbed, tmp_path, victims):
 
 
 def test_killed_while_encrypted(gradus, job, undisturbed, tmp_path):
-    running = Job(gradus, job, tmp_path / "out", GRADUS_ENCRYPT="yes", GRADUS_LINK="tcp")
-    running.wait_for("epoch")
-    running.kill(COORDINATOR, 0)
+    with unhurried(tmp_path) as slow:
+        running = Job(gradus, job, tmp_path / "out", slow, GRADUS_ENCRYPT="yes", GRADUS_LINK="tcp")
+        running.wait_for("epoch")
+        running.kill(COORDINATOR, 0)
     check_end(gradus, running, undisturbed, (0,))
 
 
 def test_successors_are_killed_as_well(gradus, job, undisturbed, tmp_path):
     """One after the other, while more than half of those that were left last live."""
-    running = Job(gradus, job, tmp_path / "out")
-    running.wait_for("epoch")
-    running.kill(COORDINATOR)
-    running.wait_for("changed")
-    running.kill(0)
-    running.wait_for("recovered")
-    running.kill(1)
+    with unhurried(tmp_path) as slow:
+        running = Job(gradus, job, tmp_path / "out", slow)
+        running.wait_for("epoch")
+        running.kill(COORDINATOR)
+        running.wait_for("changed")
+        running.kill(0)
+        running.wait_for("recovered")
+        running.kill(1)
     check_end(gradus, running, undisturbed, (0, 1))
 
 
 def test_half_of_them_do_not_go_on(gradus, job, tmp_path):
     """The others could be alive, on the other side of a break. All three die at the same time as
     far as anybody could know: nobody has gone on in between."""
-    running = Job(gradus, job, tmp_path / "out")
-    running.wait_for("epoch")
-    running.coordinator.send_signal(signal.SIGSTOP)
-    running.kill(1, 2)
-    running.kill(COORDINATOR)
+    with unhurried(tmp_path) as slow:
+        running = Job(gradus, job, tmp_path / "out", slow)
+        running.wait_for("epoch")
+        running.coordinator.send_signal(signal.SIGSTOP)
+        running.kill(1, 2)
+        running.kill(COORDINATOR)
     ends = running.end()
     for rank in (0, 3):
         said, code = ends[rank]
@@ -112,36 +119,41 @@ def test_half_of_them_do_not_go_on(gradus, job, tmp_path):
 
 def test_half_of_them_go_on_with_their_coordinator(gradus, job, undisturbed, tmp_path):
     """That of `gradus rendezvous`, and then the rank that took over."""
-    running = Job(gradus, job, tmp_path / "out")
-    running.wait_for("epoch")
-    running.kill(2, 3)
-    running.wait_for("recovered")
-    running.kill(COORDINATOR)
-    running.wait_for("changed")
-    running.kill(1)
+    with unhurried(tmp_path) as slow:
+        running = Job(gradus, job, tmp_path / "out", slow)
+        running.wait_for("epoch")
+        running.kill(2, 3)
+        running.wait_for("recovered")
+        running.kill(COORDINATOR)
+        running.wait_for("changed")
+        running.kill(1)
     check_end(gradus, running, undisturbed, (1, 2, 3))
 
 
 def test_lost_ranks_are_replaced(gradus, job, undisturbed, tmp_path):
     """The newcomers count as much as those that began, also when the coordinator dies."""
-    running = Job(gradus, job, tmp_path / "out")
-    for victim in (0, 3):
-        running.replace(victim)  # it waits until there is a place
-    running.wait_for("epoch")
-    for count, victim in enumerate((0, 3)):
-        running.kill(victim)
-        running.wait_for("recovered", count + 1)
-        if running.workers()[-1] < RANKS:  # the others went on before it came
-            running.wait_for("changed", len(running.workers()) - count)
-    running.kill(COORDINATOR, 1)
+    with unhurried(tmp_path) as slow:
+        running = Job(gradus, job, tmp_path / "out", slow)
+        for victim in (0, 3):
+            running.replace(victim)  # it waits until there is a place
+        running.wait_for("epoch")
+        for count, victim in enumerate((0, 3)):
+            running.kill(victim)
+            running.wait_for("recovered", count + 1)
+            # The others may have gone on before it came.
+            wait_until(lambda: running.workers()[-1] == RANKS, "the one in its place")
+        running.kill(COORDINATOR, 1)
     check_end(gradus, running, undisturbed, (0, 1, 3))
     assert running.workers()[-1] == RANKS - 1
 
 
 def test_worker_that_joins_a_full_job_waits_and_is_dismissed(gradus, job, undisturbed, tmp_path):
-    running = Job(gradus, job, tmp_path / "out")
-    running.wait_for("epoch")
-    running.replace(2)
+    with unhurried(tmp_path) as slow:
+        running = Job(gradus, job, tmp_path / "out", slow)
+        running.wait_for("epoch")
+        before = count_sockets(running.coordinator.pid)
+        running.replace(2)
+        wait_until(lambda: count_sockets(running.coordinator.pid) > before, "its call")
     check_end(gradus, running, undisturbed, ())
     assert not [line for line in lines_of(tmp_path / "out") if line["event"] == "changed"]
 
@@ -150,9 +162,10 @@ def listeners_of(pid):
     """The tcp ports on which a process listens."""
     inodes = set()
     for entry in os.scandir(f"/proc/{pid}/fd"):
-        target = os.readlink(entry.path)
-        if target.startswith("socket:["):
-            inodes.add(target[8:-1])
+        with contextlib.suppress(OSError):  # it is closed meanwhile
+            target = os.readlink(entry.path)
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
     ports = []
     for name in ("tcp", "tcp6"):
         with open(f"/proc/net/{name}") as table:
@@ -181,17 +194,18 @@ def test_worker_that_joins_nobody_ends_before_its_time(gradus, job, tmp_path):
 
 def test_unauthenticated_peers_before_it_takes_over(gradus, job, undisturbed, tmp_path):
     """Garbage and silence wait at the door of the rank that is the next coordinator."""
-    running = Job(gradus, job, tmp_path / "out")
-    running.wait_for("epoch")
-    ports = listeners_of(running.ranks[0].pid)
-    assert len(ports) == 1, ports
     intruders = []
-    for number in range(40):
-        intruders.append(socket.create_connection(("127.0.0.1", ports[0]), timeout=TIMEOUT_S))
-        if number % 2 == 0:
-            intruders[-1].sendall(os.urandom(200))
-    running.kill(COORDINATOR)
-    running.wait_for("changed")
+    with unhurried(tmp_path) as slow:
+        running = Job(gradus, job, tmp_path / "out", slow)
+        running.wait_for("epoch")
+        ports = listeners_of(running.ranks[0].pid)
+        assert len(ports) == 1, ports
+        for number in range(40):
+            intruders.append(socket.create_connection(("127.0.0.1", ports[0]), timeout=TIMEOUT_S))
+            if number % 2 == 0:
+                intruders[-1].sendall(os.urandom(200))
+        running.kill(COORDINATOR)
+        running.wait_for("changed")
     for intruder in intruders:
         intruder.close()
     ends = running.end()
