@@ -95,16 +95,13 @@ def test_agents_come_later_and_go(two, gradus, job, undisturbed):  # noqa: F811
     gradus.wait_for_nothing()
 
 
-def kill_at_once(launcher, pids):
+def kill_at_once(gradus, pids):
     """No loss is dealt with before all have happened."""
-    os.kill(launcher, signal.SIGSTOP)
+    supervisor, = gradus.named("gradus-job")
+    os.kill(supervisor, signal.SIGSTOP)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    os.kill(launcher, signal.SIGCONT)
-
-
-def launcher_of(join):
-    return join.launcher.pid  # `ip netns exec` has become it
+    os.kill(supervisor, signal.SIGCONT)
 
 
 def test_all_workers_are_killed(two, gradus, job, undisturbed):  # noqa: F811
@@ -115,7 +112,7 @@ def test_all_workers_are_killed(two, gradus, job, undisturbed):  # noqa: F811
         join.agent(0)
         join.agent(1)
         wait_for_first_epoch(output)
-        kill_at_once(launcher_of(join), workers_on(two, 0) + workers_on(two, 1))
+        kill_at_once(gradus, workers_on(two, 0) + workers_on(two, 1))
     text = finish_as(join.launcher, output, undisturbed)
     assert "all workers are restarted (1 of at most 3 times, --restarts)" in text
     join.finish_agents()
@@ -179,7 +176,7 @@ def test_the_token_is_nowhere_to_be_seen(two, outlive):  # noqa: F811
 
 
 def test_wrong_tokens_and_other_programs_are_refused(two):  # noqa: F811
-    join = Join(two, "-np", 2, "--start-timeout", "4s", "--", "true")
+    join = Join(two, "-np", 2, "--start-timeout", "12s", "--", "true")
     wrong = join.agent(0, GRADUS_JOIN_TOKEN=secrets.token_hex(32))
     code, _, err = end_of(wrong)
     assert code == 2 and "holds another token" in err and "GRADUS_JOIN_TOKEN_FILE" in err
