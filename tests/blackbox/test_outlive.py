@@ -61,12 +61,18 @@ def wait_for_state(host, name, *states):
     wait_until(lambda: state_of(host, name) in states, f"{name}: {states}")
 
 
+def watches_a_process(pid):
+    """By a descriptor of it. What is open may be closed while we look."""
+    with contextlib.suppress(OSError):
+        return any("[pidfd]" in os.readlink(entry.path)
+                   for entry in os.scandir(f"/proc/{pid}/fd"))
+    return False
+
+
 def start_waiting(host, name):
-    """`gradus wait`, once it has looked at the job."""
+    """`gradus wait`, once it has found the job, and waits for the end of its supervisor."""
     process = host.start("wait", name)
-    wait_until(lambda: any(link.resolve().name == name
-                           for link in pathlib.Path(f"/proc/{process.pid}/fd").iterdir()),
-               "its look at the job")
+    wait_until(lambda: watches_a_process(process.pid), "its look at the job")
     return process
 
 
@@ -114,11 +120,12 @@ def epochs_of(text):
 @pytest.mark.parametrize("link", ["shm", "tcp"])
 def test_killed_launcher_changes_no_bit(host, job, undisturbed, tmp_path, link):
     output = tmp_path / "out"
-    launcher = host.start("run", "-np", 4, "--link", link, "--name", "digits", "--output", output,
-                          job)
-    before = read_lines(launcher.stdout, 3)
-    launcher.kill()
-    before = "\n".join(before) + "\n" + launcher.communicate(timeout=TIMEOUT_S)[0]
+    with unhurried(tmp_path, step=45) as slow:
+        launcher = host.start("run", "-np", 4, "--link", link, "--name", "digits", "--output",
+                              output, "--chaos", slow, job)
+        before = read_lines(launcher.stdout, 3)  # two epochs of 22 steps
+        launcher.kill()
+        before = "\n".join(before) + "\n" + launcher.communicate(timeout=TIMEOUT_S)[0]
     after = host("attach", "digits")
     assert after.returncode == 0, after.stderr
     assert sha256_of(output) == undisturbed
@@ -151,11 +158,12 @@ def test_output_in_between_comes_first(host, echo):
 
 def test_workers_die_and_come_again_without_a_launcher(host, job, undisturbed, tmp_path):
     output = tmp_path / "out"
-    launcher = host.start("run", "-np", 3, "--chaos", "kill:rank=1@step=100", "--output", output,
-                          "--name", "digits", job)
-    read_lines(launcher.stdout, 1)
-    launcher.kill()
-    launcher.communicate(timeout=TIMEOUT_S)
+    with unhurried(tmp_path) as slow:
+        launcher = host.start("run", "-np", 3, "--chaos", f"kill:rank=1@step=100; {slow}",
+                              "--output", output, "--name", "digits", job)
+        read_lines(launcher.stdout, 1)
+        launcher.kill()
+        launcher.communicate(timeout=TIMEOUT_S)
     wait_for_state(host, "digits", "ended 0")
     assert sha256_of(output) == undisturbed
     assert "recovered" in [line["event"] for line in lines_of(output)]
