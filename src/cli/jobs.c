@@ -75,7 +75,6 @@ static bool look_at(const char *name, job_line *line_out)
     if (gr_job_folder_open(name, &folder, NULL) != GR_OK) {
         return false;
     }
-    bool there = gr_job_folder_record(&folder, &line_out->record);
     gr_job_state state = gr_job_folder_state(&folder, &end);
     const char *word = "lost";
     if (state == GR_JOB_RUNS) {
@@ -91,6 +90,8 @@ static bool look_at(const char *name, job_line *line_out)
     if (state == GR_JOB_ENDED) {
         snprintf(line_out->state, sizeof line_out->state, "ended %d", end.code);
     }
+    /* The first that goes when a job is forgotten: without it the state says nothing. */
+    bool there = gr_job_folder_record(&folder, &line_out->record);
     gr_job_folder_close(&folder);
     return there;
 }

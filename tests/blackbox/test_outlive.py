@@ -446,6 +446,24 @@ def test_logs_follow_to_the_end(host, echo):
     assert host("attach", "echo").returncode == 0
 
 
+def test_job_that_ends_while_it_is_looked_at_is_not_lost(host, echo, tmp_path):
+    """Its launcher removes what was kept of it, the record first."""
+    job = echo()
+    folder = tmp_path / "run/gradus/over"
+    folder.mkdir(mode=0o700)
+    (folder / "job").write_text((tmp_path / "run/gradus/echo/job").read_text())
+    os.mkfifo(folder / "end")
+    looking = host.start("ls")
+    with open(folder / "end", "w"):  # once it is read
+        (folder / "job").unlink()
+    (folder / "end").unlink()
+    folder.rmdir()
+    shown = finish(looking)[0].splitlines()
+    assert [line.split()[0] for line in shown] == ["name", "echo"]
+    job.tell("end 0")
+    finish(job.launcher)
+
+
 # ---- Restarts and scaling ----------------------------------------------------------------------
 
 def test_wait_ends_with_the_job(host, echo):
