@@ -131,7 +131,7 @@ class Gradus:
                     os.kill(pid, number)
         return supervisors
 
-    def wait_for_nothing(self, timeout_s=20):
+    def wait_for_nothing(self, timeout_s=TIMEOUT_S):
         wait_until(lambda: not self.remains(), f"the end of {self.remains()}", timeout_s)
 
     def close(self):
