@@ -90,6 +90,7 @@ def test_a_host_that_stays_away_is_left_alone(two, job, undisturbed):  # noqa: F
     with unhurried(two.folder) as slow:
         launcher, output = start(two, job, slow, "--restarts", 1, "-H", both(two))
         two.daemons[1].terminate()
+        two.daemons[1].wait(TIMEOUT_S)  # nobody listens there any more
         os.kill(two.find(1, "gradus-serve")[0], signal.SIGKILL)
         wait_until(lambda: generations(output)[-1:] == [2], "the others to go on")
         while "is left alone" not in line:
