@@ -192,7 +192,7 @@ def test_nothing_is_left_behind(number):
     process.send_signal(number)
     assert process.wait(timeout=TIMEOUT_S) == 130
     process.stdout.close()
-    assert f"{namespaces.PREFIX}{process.pid}" not in namespaces.ip("netns", "list").stdout
+    assert f"{namespaces.PREFIX}{process.pid}-" not in namespaces.ip("netns", "list").stdout
 
 
 def sent_bytes(hosts, networks=2):
