@@ -38,7 +38,7 @@ def test_nobody_calls_in(gradus):
 
 
 def test_who_came_and_who_did_not(gradus, comm_script):
-    coordinator, environment = start_coordinator(gradus, 40, "1s")
+    coordinator, environment = start_coordinator(gradus, 40, "10s")
     rank = start_rank(gradus, comm_script(STAYS), environment, 1)
     _, said = coordinator.communicate(timeout=TIMEOUT_S)
     said = " ".join(said.split())
