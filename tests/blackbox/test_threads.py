@@ -41,8 +41,8 @@ def test_a_killed_worker_is_replaced(gradus, job, undisturbed, tmp_path, flags):
 
 
 def test_one_that_is_asked_to_end_goes_on_later(gradus, job, undisturbed, tmp_path):
-    words = ["--checkpoint-every", "3 steps", "--checkpoint-to", tmp_path / "checkpoints",
-             "--output", tmp_path / "out", job]
+    words = ["--grace", "60s", "--checkpoint-every", "3 steps", "--checkpoint-to",
+             tmp_path / "checkpoints", "--output", tmp_path / "out", job]
     first = gradus.start("run", "-np", 2, *words, env=ENV)
     read_lines(first.stdout, 2)  # the head, and the first epoch of two
     first.send_signal(signal.SIGTERM)
