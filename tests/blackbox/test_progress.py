@@ -159,11 +159,11 @@ class Node:
 
 
 def free_ports():
-    """The first of three that nobody has."""
+    """The first of three that nobody has, below those that the kernel gives to others."""
     while True:
+        first = random.randrange(20000, 30000)
         with contextlib.ExitStack() as held, contextlib.suppress(OSError):
-            first = held.enter_context(socket.create_server(("", 0))).getsockname()[1]
-            for port in (first + 1, first + 2):
+            for port in (first, first + 1, first + 2):
                 held.enter_context(socket.create_server(("", port)))
             return first
 
@@ -184,6 +184,16 @@ def test_status_follows_the_training_whichever_worker_dies(api, config, gradus, 
     def step():
         return (progress_of(api, "digits") or {"step": -1})["step"]
 
+    def wait_for_straggler(pod):
+        """Where others wait for a core, another one may be the latest for an epoch."""
+        found = []
+
+        def is_it():
+            found[:] = [progress_of(api, "digits") or {}]
+            return (found[0].get("straggler") or {}).get("pod") == pod
+        api.wait(is_it, f"{pod} to be the straggler", TIMEOUT_S)
+        return found[0]
+
     with Operator(config, *OFTEN) as operator:
         api.put(GRADUSJOBS, job)
         api.wait(lambda: set(node.cluster.pods("digits")) == set(pods), "the pods")
@@ -194,19 +204,16 @@ def test_status_follows_the_training_whichever_worker_dies(api, config, gradus, 
                     api.get(PODS, name)["spec"]["containers"][0]["env"]}["GRADUS_PROGRESS_PAGE"]
             assert page["value"] == f":{port + 2}/progress/{uid}"
             node.start(name, index)
-        api.wait(lambda: "straggler" in (progress_of(api, "digits") or {}), "a straggler",
-                 TIMEOUT_S)
-        progress = api.get(GRADUSJOBS, "digits")["status"]["progress"]
+        progress = wait_for_straggler(pods[0])
         assert progress["steps"] == 2200000 and progress["epochs"] == 100000
         assert 0 < progress["loss"] < 100 and progress["samplesPerSecond"] > 0
         assert progress["straggler"]["lateMilliseconds"] > 1
-        assert (progress["straggler"]["rank"], progress["straggler"]["pod"]) == (0, pods[0])
+        assert progress["straggler"]["rank"] == 0
         for victim in (0, 1):  # the one that is asked, and is late
             before = step()
             node.kill(pods[victim])
             api.wait(lambda: step() > before + 44, f"steps without {pods[victim]}", TIMEOUT_S)
-            api.wait(lambda: (progress_of(api, "digits").get("straggler") or {}).get("pod")
-                     == pods[victim + 1], "the next straggler", TIMEOUT_S)
+            wait_for_straggler(pods[victim + 1])
         assert operator.metric('gradus_progress_answers_total{result="told"}') > 2
     (tmp_path / "over").touch()
 
