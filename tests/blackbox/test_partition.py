@@ -9,14 +9,13 @@ import tempfile
 import threading
 
 import pytest
-from conftest import LEISURELY, wait_until, write_digits
+from conftest import LEISURELY, TIMEOUT_S, wait_until, write_digits
 from test_elastic import generations, wait_for_first_epoch
 from test_ssh import cluster_of
 
 sys.path.insert(0, os.path.join(os.environ["GRADUS_SOURCE_DIR"], "bench", "hosts"))
 import hosts as namespaces  # noqa: E402
 
-PATIENCE_S = 60
 CONTROL, LINKS = 0, 1   # networks: by the first the coordinator is reached, by the second ranks
 
 
@@ -37,7 +36,7 @@ class Job:
                 stderr=subprocess.STDOUT, text=True, errors="replace", **more)
         self.tail = subprocess.Popen(["tail", "-n", "+1", "-F", folder / "out/metrics.jsonl"],
                                      stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        self.patience = threading.Timer(PATIENCE_S, self.tail.kill)
+        self.patience = threading.Timer(TIMEOUT_S, self.tail.kill)
         self.patience.start()
 
     def wait_for(self, kind):
@@ -46,7 +45,7 @@ class Job:
             event = json.loads(line)
             if event["event"] == kind:
                 return event
-        raise AssertionError(f"no {kind} within {PATIENCE_S} s")
+        raise AssertionError(f"no {kind} within {TIMEOUT_S} s")
 
     def cut_off(self, *hosts):
         """At once: those that are left after one and then another may be most of the rest."""
@@ -56,7 +55,7 @@ class Job:
 
     def last_words(self, rank):
         """Of one that fails."""
-        text = namespaces.collect([self.ranks[rank]], PATIENCE_S)[0]
+        text = namespaces.collect([self.ranks[rank]], TIMEOUT_S)[0]
         assert self.ranks[rank].wait() != 0, text
         return text
 
@@ -152,7 +151,7 @@ def test_a_job_of_gradus_run_goes_on(gradus, tmp_path):
             said.append(launcher.stderr.readline())
             assert said[-1], said
         launcher.terminate()
-        said.append(launcher.communicate(timeout=PATIENCE_S)[1])
+        said.append(launcher.communicate(timeout=TIMEOUT_S)[1])
     text = "".join(said)
     assert_cut_off(2, text)
     assert "ended with code 76 because it lost a peer" in text

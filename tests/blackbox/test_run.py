@@ -167,7 +167,7 @@ def test_a_slow_reader_loses_nothing_and_stops_nothing(gradus):
         return held[0] == 20  # in a row: they do not just wait for the next moment
     wait_until(are_held, "the workers to be held")
     lines += job.stdout.read().splitlines()
-    assert job.wait(60) == 0
+    assert job.wait(TIMEOUT_S) == 0
     for rank in (0, 1):
         assert [line[4:] for line in lines if line.startswith(f"[{rank}]")] == \
             [str(i) for i in range(1, count + 1)]
@@ -181,14 +181,14 @@ def test_a_reader_that_does_not_read_can_be_left(gradus):
     wait_until(lambda: {*gradus.remains().values()} <= {"gradus", "gradus-job", "gradus-deputy"},
                "the end of the workers")
     job.stdout.close()
-    assert job.wait(20) == 1
+    assert job.wait(TIMEOUT_S) == 1
 
 
 def test_a_reader_that_goes_ends_the_job(gradus):
     job = gradus.start("run", "-np", 2, *sh("while :; do echo x; done"))
     read_lines(job.stdout, 1)
     job.stdout.close()
-    assert job.wait(20) == 1
+    assert job.wait(TIMEOUT_S) == 1
     assert "cannot be written any more" in job.stderr.read()
 
 
@@ -246,7 +246,7 @@ def test_color_on_a_terminal_only(gradus):
         except OSError:
             pass  # the other side is closed
         os.close(ours)
-        assert job.wait(20) == 0
+        assert job.wait(TIMEOUT_S) == 0
         return text
     assert b"\x1b[36m[0]\x1b[0m 80" in on_terminal()
     assert b"\x1b" not in on_terminal(NO_COLOR="1")
@@ -256,7 +256,7 @@ def test_color_on_a_terminal_only(gradus):
 def test_output_into_a_file_and_a_closed_stdout(gradus, tmp_path):
     with open(tmp_path / "both", "wb") as file:
         job = gradus.start("run", "-np", 2, *sh("echo x; echo y >&2"), stdout=file, stderr=file)
-        assert job.wait(20) == 0
+        assert job.wait(TIMEOUT_S) == 0
     lines = sorted((tmp_path / "both").read_text().splitlines())
     assert lines == ["[0] x", "[0] y", "[1] x", "[1] y"]
     closed = subprocess.run(["sh", "-c", 'exec "$0" "$@" >&-', gradus.program, "run", "-np", "1",
