@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import struct
+import subprocess
 
 import pytest
 from conftest import (TIMEOUT_S, finish, lines_of, read_lines, sha256_of, unhurried,
@@ -504,6 +505,25 @@ def test_job_grows_without_a_launcher_and_with_another(host, job, undisturbed, t
         assert grown.stdout == "the job goes from 3 to 4 workers\n", grown.stderr
         assert host("scale", "digits").stdout.startswith("the job has 4 workers")
     finish(attached)
+    assert sha256_of(output) == undisturbed
+
+
+def test_job_that_stands_still_for_a_while_grows(host, job, undisturbed, tmp_path):
+    """What it is asked it does, sooner or later: so long its answer is waited for."""
+    output = tmp_path / "out"
+    with unhurried(tmp_path) as slow:
+        launcher = host.start("run", "-np", 2, "--max-workers", 3, "--name", "digits", "--output",
+                              output, "--chaos", slow, job)
+        read_lines(launcher.stdout, 1)
+        supervisor, = host.named("gradus-job")
+        os.kill(supervisor, signal.SIGSTOP)
+        asking = host.start("scale", "digits", 3)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            asking.wait(timeout=3)
+        os.kill(supervisor, signal.SIGCONT)
+        assert finish(asking) == ("the job goes from 2 to 3 workers\n", "")
+        wait_until(lambda: len(workers_of(host)) == 3, "three workers")
+    finish(launcher)
     assert sha256_of(output) == undisturbed
 
 

@@ -103,7 +103,8 @@ gr_status gr_takeover_ask(const gr_job_folder *folder, int kind, int want,
     int connection;
     gr_status status = connect_to(folder, &connection, diag);
     if (status == GR_OK) {
-        status = exchange(folder, connection, &message, NULL, ASK_MS, diag);
+        const int patience_ms = kind == GR_JOB_SCALE ? ATTACH_MS : ASK_MS;
+        status = exchange(folder, connection, &message, NULL, patience_ms, diag);
         close(connection);
     }
     if (status == GR_OK) {

@@ -27,7 +27,8 @@ bool gr_process_signal(const gr_process *process, int signal_number);
 gr_status gr_takeover(const gr_job_folder *folder, int *connection_out, gr_process *supervisor_out,
                       int *launcher_out, gr_diag *diag) GR_MUST_CHECK;
 /* Asks its supervisor, with GR_JOB_STATUS, GR_JOB_KILL, or GR_JOB_SCALE and `want`. GR_E_AGAIN as
- * above; GR_E_TIMEOUT: no answer within 2 s, as between two starts of all workers. */
+ * above; GR_E_TIMEOUT: no answer within 2 s, as between two starts of all workers. GR_JOB_SCALE has
+ * 60 s: it is done also when nobody waits for the answer any more. */
 gr_status gr_takeover_ask(const gr_job_folder *folder, int kind, int want,
                           gr_job_status *status_out, gr_diag *diag) GR_MUST_CHECK;
 /* Its supervisor. GR_E_AGAIN as above. */
