@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -96,6 +97,12 @@ int gr_channel_fill(gr_channel *channel)
     channel->in_used += (size_t)got;
     channel->heard_us = gr_now_ns() / 1000;
     return 0;
+}
+
+bool gr_channel_is_silent(const gr_channel *channel, int64_t now_us, int64_t silence_us)
+{
+    struct pollfd in = {.fd = channel->in_fd, .events = POLLIN};
+    return now_us >= channel->heard_us + silence_us && !channel->more && poll(&in, 1, 0) == 0;
 }
 
 /* magic 4 bytes, version u8, kind u8, zero u16, number u32, size u32 */

@@ -49,6 +49,9 @@ void gr_channel_fini(gr_channel *channel);
 
 /* Reads what is there, once. EAGAIN: nothing; EPIPE: the other side is gone. */
 int gr_channel_fill(gr_channel *channel);
+/* Returns true if nothing has come for so long. What is here and was not read yet has come: whoever
+ * stood still has not listened. */
+bool gr_channel_is_silent(const gr_channel *channel, int64_t now_us, int64_t silence_us);
 /* The next whole packet; false: more must be read. EPROTO: no packet; EPROTONOSUPPORT: of another
  * version. */
 bool gr_channel_next(gr_channel *channel, gr_packet *packet_out, int *error_out);

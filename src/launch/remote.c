@@ -285,7 +285,7 @@ static int check_time(struct relay *relay)
         next = relay->deadline_us;
     }
     if (relay->hello && relay->output_left == 0) { /* else it is we who do not listen */
-        if (now >= relay->channel.heard_us + silence_us) {
+        if (gr_channel_is_silent(&relay->channel, now, silence_us)) {
             char reason[96];
             snprintf(reason, sizeof reason, "nothing was heard of it for %.1f s (--host-timeout)",
                      (double)silence_us * 1e-6);

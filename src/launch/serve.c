@@ -286,7 +286,7 @@ static gr_status check_silence(struct serve *serve, int *wait_ms_out, gr_diag *d
     if (silence_us == 0) {
         return GR_OK; /* there is no order yet */
     }
-    if (now >= channel->heard_us + silence_us) {
+    if (gr_channel_is_silent(channel, now, silence_us)) {
         return gr_fail(diag, GR_E_TIMEOUT,
                        "nothing was heard of the launcher for %.1f s: the workers here end, and "
                        "the job goes on where it reaches others, if it may (--min-workers)",

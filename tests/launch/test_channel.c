@@ -85,6 +85,25 @@ static void packets_arrive_whole_and_in_order(void **state)
     assert_int_equal(gr_channel_fill(&pair->far), EPIPE);
 }
 
+/* Whoever stood still for as long reads it first. */
+static void what_was_not_read_yet_is_no_silence(void **state)
+{
+    enum { SILENCE_US = 1000000 };
+    struct pair *pair = *state;
+    const int64_t late_us = pair->far.heard_us + SILENCE_US;
+    assert_false(gr_channel_is_silent(&pair->far, late_us - 1, SILENCE_US));
+    assert_true(gr_channel_is_silent(&pair->far, late_us, SILENCE_US));
+    assert_true(gr_channel_put(&pair->near, GR_PACKET_PING, 0, NULL, 0));
+    assert_int_equal(gr_channel_flush(&pair->near), 0);
+    assert_false(gr_channel_is_silent(&pair->far, late_us, SILENCE_US));
+    assert_int_equal(gr_channel_fill(&pair->far), 0);
+    assert_true(gr_channel_is_silent(&pair->far, pair->far.heard_us + SILENCE_US, SILENCE_US));
+    close(pair->fds[1]);
+    pair->fds[1] = -1;
+    assert_false(gr_channel_is_silent(&pair->far, pair->far.heard_us + SILENCE_US, SILENCE_US));
+    assert_int_equal(gr_channel_fill(&pair->far), EPIPE);
+}
+
 static void room_is_kept_for_messages(void **state)
 {
     struct pair *pair = *state;
@@ -251,6 +270,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(packets_arrive_whole_and_in_order, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(what_was_not_read_yet_is_no_silence, set_up, tear_down),
         cmocka_unit_test_setup_teardown(room_is_kept_for_messages, set_up, tear_down),
         cmocka_unit_test_setup_teardown(noise_in_front_is_dropped, set_up, tear_down),
         cmocka_unit_test(what_is_no_packet_is_refused),
