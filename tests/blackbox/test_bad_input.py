@@ -330,7 +330,7 @@ def test_a_killed_worker_of_a_job_is_named(gradus, job, link, rank):
 
 
 def test_a_job_is_ended_by_sigterm(gradus, job):
-    run = gradus.start("run", "-np", 2, "--json", job(*LONG))
+    run = gradus.start("run", "-np", 2, "--grace", "60s", "--json", job(*LONG))
     read_lines(run.stdout, 2)
     run.terminate()
     _, message = run.communicate(timeout=TIMEOUT_S)

@@ -138,8 +138,8 @@ def test_a_job_of_gradus_run_goes_on(gradus, tmp_path):
     output = tmp_path / "out"
     with cluster_of(3, gradus, tmp_path, networks=2) as three:
         launcher = three.start("-np", 3, "-H", ",".join(three.names), "--host-timeout", "1s",
-                               "--restarts", 0, "--output", output, "--chaos", LEISURELY,
-                               write_digits(tmp_path, 100000),
+                               "--grace", "60s", "--restarts", 0, "--output", output, "--chaos",
+                               LEISURELY, write_digits(tmp_path, 100000),
                                GRADUS_INTERFACE=f"10.{77 + LINKS}.0.0/24")
         wait_for_first_epoch(output)
         # What goes from there to the launcher by this network goes to nobody.

@@ -317,7 +317,8 @@ def test_a_host_is_lost_and_the_others_go_on(two):
 def test_a_killed_agent_costs_the_workers_of_its_host(two, where):
     """The others go on; the host gets another agent, and that starts other workers."""
     write_digits(two.folder, 100000)
-    launcher = two.start("-H", f"localhost:2,{two.names[1]}:2", "--chaos", LEISURELY, "mlp.yaml")
+    launcher = two.start("-H", f"localhost:2,{two.names[1]}:2", "--grace", "60s", "--chaos",
+                         LEISURELY, "mlp.yaml")
     while not launcher.stdout.readline().startswith("epoch"):
         pass
 

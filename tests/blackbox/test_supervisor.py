@@ -153,8 +153,8 @@ def test_launcher_and_supervisor_are_killed(host, echo, tmp_path, first, again):
 
 def test_deputy_replaces_workers(host, job, tmp_path):
     """They record for the process that supervises them now."""
-    launcher = host.start("run", "-np", 3, "--output", tmp_path / "out", "--set", "epochs=100000",
-                          job)
+    launcher = host.start("run", "-np", 3, "--grace", "60s", "--output", tmp_path / "out", "--set",
+                          "epochs=100000", job)
     read_lines(launcher.stdout, 3)
     before = workers_of(host)
     with frozen(before):
