@@ -27,6 +27,7 @@ typedef struct report {
     pid_t pid, deputy;
     int letters;
     char name[16];
+    char guard[16]; /* the name of an agent's guard when the agent began to work */
 } report;
 
 static void say(int out, const gr_deputy *deputy, int letters)
@@ -200,12 +201,24 @@ enum { AGENT_CODE = 7 };
 
 static int guarded[2]; /* in, out */
 
+static void name_of(pid_t pid, char name_out[16])
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/comm", (int)pid);
+    FILE *file = fopen(path, "re");
+    if (file != NULL) {
+        (void)!fscanf(file, "%15s", name_out);
+        fclose(file);
+    }
+}
+
 /* As supervise(), with a child, which is told of as the deputy. It ends that one in the end. */
 static void look_after(gr_deputy *deputy, void *none)
 {
     (void)none;
     report now = {.letters = 0};
     char letter = 0;
+    name_of(getppid(), now.guard);
     (void)gr_process_tree_adopt();
     pid_t child = fork();
     while (child == 0) {
@@ -256,6 +269,8 @@ static supervised start_guarded(pid_t *guard_out)
     close(out[1]);
     supervised of = {.in = in[1], .out = out[0]};
     assert_int_not_equal(next_report(&of).pid, *guard_out);
+    assert_string_equal(of.last.guard, "the-guard");
+    assert_string_equal(of.last.name, "the-chief");
     return of;
 }
 

@@ -196,16 +196,16 @@ static int begin_work(void *deputy_arg)
 {
     gr_deputy *deputy = deputy_arg;
     deputy->chief = getpid();
+    (void)prctl(PR_SET_NAME, deputy->name, 0L, 0L, 0L);
     deputy->work(deputy, deputy->work_arg);
     return 1;
 }
 
 /* As sleep_beside. The child's end is left to be waited for again, by whoever goes on. */
 __attribute__((no_sanitize("address", "undefined"))) _Noreturn static void
-sleep_above(gr_deputy *deputy, pid_t child, const char *name)
+sleep_above(gr_deputy *deputy, pid_t child)
 {
     siginfo_t end = {.si_code = 0};
-    (void)syscall(SYS_prctl, PR_SET_NAME, name, 0L, 0L, 0L);
     while (syscall(SYS_waitid, (long)P_PID, (long)child, &end, (long)(WEXITED | WNOWAIT), NULL) !=
            0) {
     }
@@ -234,11 +234,14 @@ _Noreturn void gr_deputy_guard(const char *name, void (*work)(gr_deputy *deputy,
         deputy->work = work;
         deputy->work_arg = arg;
         (void)syscall(SYS_set_tid_address, NULL); /* see appoint() */
+        /* Ahead of the child: whoever sees the agent, or its workers, can tell the two apart. */
+        (void)prctl(PR_SET_NAME, name, 0L, 0L, 0L);
         pid_t child =
             clone(begin_work, deputy->stack + deputy->stack_bytes, SHARED | SIGCHLD, deputy);
         if (child > 0) {
-            sleep_above(deputy, child, name);
+            sleep_above(deputy, child);
         }
+        (void)prctl(PR_SET_NAME, deputy->name, 0L, 0L, 0L);
         gr_deputy_destroy(deputy);
     }
     work(NULL, arg);
