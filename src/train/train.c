@@ -101,11 +101,15 @@ static gr_status lead(training_run *r, gr_diag *diag)
     return status == GR_OK ? open_output(r, diag) : status;
 }
 
+/* The file last: by it the next rank 0 knows what was reported. If this one dies in between, the
+ * epoch is printed once more; the other way round it would never be. */
 static gr_status report_epoch(training_run *r, gr_diag *diag)
 {
-    gr_status status = gr_epoch_write(&r->progress.reported, r->metrics, r->metrics_path, diag);
+    gr_status status = gr_report_epoch(&r->report, &r->progress.reported, diag);
     r->reported.epoch = r->progress.reported.epoch;
-    return status != GR_OK ? status : gr_report_epoch(&r->report, &r->progress.reported, diag);
+    return status != GR_OK
+               ? status
+               : gr_epoch_write(&r->progress.reported, r->metrics, r->metrics_path, diag);
 }
 
 /* Reports the start, unless a rank 0 that died has. */
