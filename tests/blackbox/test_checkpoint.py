@@ -256,10 +256,12 @@ def test_ctrl_c(gradus, job, tmp_path, section, code):
 
 def test_a_second_sigterm_does_not_wait(gradus):
     run = gradus.start("run", "-np", 2, "--grace", "60s", "--", "sh", "-c",
-                       "trap '' TERM; echo up; exec sleep 1000")
+                       "trap 'echo heard' TERM; echo up; while :; do sleep 0.1; done")
     read_lines(run.stdout, 2)
     run.terminate()
     run.terminate()  # as timeout(1) does
+    heard = [line.split("] ")[1] for line in read_lines(run.stdout, 2)]
+    assert heard == ["heard"] * 2  # the time in which one more means the same has begun
     with pytest.raises(subprocess.TimeoutExpired):
         run.communicate(timeout=1.5)
     run.terminate()
