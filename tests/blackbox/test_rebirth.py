@@ -91,6 +91,13 @@ def try_open(path):
         return None
 
 
+def is_pending(pid, number):
+    """Has the process been sent a signal that it has not taken yet?"""
+    with open(f"/proc/{pid}/status", encoding="ascii") as file:
+        pending, = (line.split()[1] for line in file if line.startswith("ShdPnd:"))
+    return int(pending, 16) >> (number - 1) & 1
+
+
 def test_an_end_between_two_beginnings(gradus, job, tmp_path):
     """SIGTERM while the launcher reads the job again: nothing runs, and it can be gone on from."""
     own, pipe = tmp_path / "mlp.yaml", []
@@ -101,7 +108,9 @@ def test_an_end_between_two_beginnings(gradus, job, tmp_path):
     os.replace(tmp_path / "pipe", own)
     kill_agent(agents_of(launcher.pid)[0])
     wait_until(lambda: pipe.append(try_open(own)) or pipe[-1] is not None, "it to be read")
+    supervisor, = gradus.named("gradus-job")
     launcher.terminate()
+    wait_until(lambda: is_pending(supervisor, signal.SIGTERM), "the signal to be passed on")
     with open(pipe[-1], "w", encoding="ascii") as end:
         end.write(job.read_text())
     _, err = finish(launcher, 75)
