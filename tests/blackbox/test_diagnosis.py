@@ -9,6 +9,7 @@ import socket
 
 import pytest
 from conftest import TIMEOUT_S, read_lines, wait_until
+from processes import state_of
 from test_training import short_job
 
 # Behind comm_script's own lines: gr_call as ctypes has it, and gr_run.
@@ -179,6 +180,7 @@ def test_a_stopped_rank_that_goes_on(gradus, comm_script):
     pid = int(read_lines(job.stdout, 1)[0].split()[-1])
     # Operations before this one may have waited for a core.
     check_hang_sentence(next(line for line in job.stderr if '"late"' in line))
+    wait_until(lambda: state_of(pid) == "T", "the stop, which may come after the sentence")
     os.kill(pid, signal.SIGCONT)
     job.communicate(timeout=TIMEOUT_S)
     assert job.returncode == 0
