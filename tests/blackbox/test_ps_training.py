@@ -9,7 +9,7 @@ import signal
 import tempfile
 
 import pytest
-from conftest import finish, lines_of, sha256_of, wait_until
+from conftest import finish, lines_of, sha256_of, unhurried, wait_until
 from test_ps import end, start_server
 from test_run_servers import servers_of, wait_for_copies
 
@@ -190,18 +190,21 @@ def test_servers_die_in_turn(gradus, with_ps, undisturbed, tmp_path, servers):
     """More often than there are replicas; in the meantime one worker is stopped, so that the job
     does not end."""
     metrics, path = tmp_path / "out/metrics.jsonl", tmp_path / "job.servers"
-    running = gradus.start("run", "--output", tmp_path / "out", "-np", 2, "--servers", servers,
-                           "--servers-file", path, "--chaos", "slow:rank=1,x10", with_ps())
-    for epoch in range(1, 5):
-        wait_until(lambda: metrics.exists() and f'"epoch":{epoch}' in metrics.read_text(),
-                   f"epoch {epoch}")
-        worker, = (pid for pid in gradus.remains() if is_rank(pid, 1))
-        os.kill(worker, signal.SIGSTOP)
-        lost = servers_of(gradus)[epoch % servers]
-        os.kill(lost, signal.SIGKILL)
-        wait_until(lambda: servers_of(gradus).get(epoch % servers, lost) != lost, "another server")
-        wait_for_copies(gradus, path, servers)
-        os.kill(worker, signal.SIGCONT)
+    with unhurried(tmp_path, step=4 * 22 + 1) as slow:
+        running = gradus.start("run", "--output", tmp_path / "out", "-np", 2, "--servers", servers,
+                               "--servers-file", path, "--chaos", f"slow:rank=1,x10; {slow}",
+                               with_ps())
+        for epoch in range(1, 5):
+            wait_until(lambda: metrics.exists() and f'"epoch":{epoch}' in metrics.read_text(),
+                       f"epoch {epoch}")
+            worker, = (pid for pid in gradus.remains() if is_rank(pid, 1))
+            os.kill(worker, signal.SIGSTOP)
+            lost = servers_of(gradus)[epoch % servers]
+            os.kill(lost, signal.SIGKILL)
+            wait_until(lambda: servers_of(gradus).get(epoch % servers, lost) != lost,
+                       "another server")
+            wait_for_copies(gradus, path, servers)
+            os.kill(worker, signal.SIGCONT)
     _, err = finish(running)
     assert err.count("and another one is started") == 4 and "restarted" not in err, err
     assert sha256_of(tmp_path / "out") == undisturbed
