@@ -137,7 +137,7 @@ while len(sizes) < 64:
     except ConnectionResetError:
         pass
     sizes.append(len(data))
-assert sizes[0] == 0 and max(sizes) > 3000, sizes
+assert 0 in sizes and max(sizes) > 3000, sizes  # it may have begun to listen amidst a fault
 """))
     assert done.returncode == 0, done.stderr
 
