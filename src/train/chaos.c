@@ -20,20 +20,30 @@ static void pause_ns(int64_t ns)
     }
 }
 
-/* A child wakes us. It keeps none of our descriptors: if we are killed meanwhile, the peers are to
- * see our sockets close. */
+/* A child wakes us, more than once where we come to stop only when the time is over: SIGUSR2 tells
+ * it that we are awake. It keeps none of our descriptors: if we are killed meanwhile, the peers are
+ * to see our sockets close. */
 static void stop_for(int64_t us)
 {
+    const struct timespec again = {.tv_nsec = 20000000};
+    sigset_t awake, before;
+    sigemptyset(&awake);
+    sigaddset(&awake, SIGUSR2);
+    (void)pthread_sigmask(SIG_BLOCK, &awake, &before);
     pid_t self = getpid(), child = fork();
     if (child == 0) {
         (void)prctl(PR_SET_PDEATHSIG, (unsigned long)SIGKILL, 0L, 0L, 0L);
         (void)close_range(0, ~0U, 0);
         pause_ns(us * 1000);
-        (void)kill(self, SIGCONT);
+        do {
+            (void)kill(self, SIGCONT);
+        } while (sigtimedwait(&awake, NULL, &again) < 0 && getppid() == self);
         _exit(0);
     }
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (child > 0) {
         (void)raise(SIGSTOP);
+        (void)kill(child, SIGUSR2);
         (void)waitpid(child, NULL, 0);
     }
 }
