@@ -291,13 +291,13 @@ static void callback_hangs_ends_with_the_join_timeout(void **state)
     assert_non_null(
         strstr(r.text, "callback (allgather) of rank 0 has not returned within 0.05 s"));
     pthread_mutex_lock(&h.lock);
-    char task[64];
-    snprintf(task, sizeof task, "/proc/self/task/%d", (int)h.thread);
     h.released = true;
     pthread_cond_signal(&h.changed);
     while (!h.returned) {
         pthread_cond_wait(&h.changed, &h.lock);
     }
+    char task[64]; /* it may have begun only now */
+    snprintf(task, sizeof task, "/proc/self/task/%d", (int)h.thread);
     pthread_mutex_unlock(&h.lock);
     while (access(task, F_OK) == 0) { /* the next test forks: TSan wants a process of one thread */
         sched_yield();
@@ -656,13 +656,25 @@ int getaddrinfo(const char *host, const char *service, const struct addrinfo *hi
                                           : libc.function("127.0.0.1", service, hints, found_out);
 }
 
+/* A free one below those that the kernel gives to whoever names none: the other tests do not. */
+static uint16_t find_port(void)
+{
+    enum { FIRST = 10000, COUNT = 10000 };
+    uint16_t port = (uint16_t)(FIRST + getpid() % COUNT);
+    int fd;
+    while ((fd = listen_at(port, &port)) < 0) {
+        port++;
+    }
+    close(fd);
+    return port;
+}
+
 static void join_by_port(const char *host)
 {
     char hex[2 * GR_SECRET_BYTES + 1];
     const uint8_t secret[GR_SECRET_BYTES] = {4, 2};
     gr_hex(secret, sizeof secret, hex);
-    uint16_t port;
-    close(listen_at(0, &port));
+    uint16_t port = find_port();
     board *b = open_board(2);
     pid_t pids[2];
     for (int rank = 0; rank < 2; rank++) {

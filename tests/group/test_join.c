@@ -317,7 +317,7 @@ static void expect_refused(const order *o, int world_size, gr_status status, con
 static void test_wrong_settings(void **state)
 {
     (void)state;
-    order o = {.rank = 0, .world_size = 2, .timeout_us = 1000000};
+    order o = {.rank = 0, .world_size = 2, .timeout_us = PATIENCE_US};
     o.secret_hex = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
     expect_refused(&o, 2, GR_E_AUTH, "GRADUS_SECRET");
     o.secret_hex = "beef";
