@@ -32,7 +32,7 @@ def with_ps(tmp_path, job):
 @pytest.fixture
 def in_memory():
     """A folder whose files wait for no disk: else a checkpoint that is due may be left out, since
-    the one before it is still being written."""
+    the one before it is still being written, or not be there when a worker is killed."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield pathlib.Path(folder)
 
@@ -77,7 +77,7 @@ def test_clipped(gradus, job, with_ps, tmp_path):
     assert "40 of them done" in done.stdout and sha256_of(output) == sha256_of(tmp_path / "plain")
 
 
-def test_topk(gradus, job, with_ps, tmp_path):
+def test_topk(gradus, job, with_ps, tmp_path, in_memory):
     """What shards have left out is in checkpoints, from which the job goes on when a worker dies,
     and with any strategy; asynchronous workers keep it to themselves."""
     ways = ["compression: topk", "compression_ratio: 0.05"]
@@ -86,7 +86,7 @@ def test_topk(gradus, job, with_ps, tmp_path):
         "distribution:\n", "distribution:\n" + "".join(f"  {way}\n" for way in ways)))
     run(gradus, tmp_path / "plain", plain, "-np", 2)
     wanted = sha256_of(tmp_path / "plain")
-    output, more = tmp_path / "out", "checkpoint: {every: 40 steps, keep: 0}\n"
+    output, more = in_memory / "out", "checkpoint: {every: 40 steps, keep: 0}\n"
     _, done = run(gradus, output, with_ps(*ways, more=more), "-np", 3, "--servers", 2,
                   "--chaos", "kill:rank=1@step=60")
     assert "the job goes on from" in done.stderr and sha256_of(output) == wanted, done.stderr
@@ -245,9 +245,9 @@ def test_free_workers_write_checkpoints(gradus, job, with_ps, in_memory, lines):
     assert sha256_of(others[1]) == sha256_of(others[2])
 
 
-def test_free_workers_go_on_from_a_checkpoint(gradus, with_ps, tmp_path):
+def test_free_workers_go_on_from_a_checkpoint(gradus, with_ps, in_memory):
     """First in a job that is restarted, since a server is lost; then when SIGTERM has ended it."""
-    output = tmp_path / "out"
+    output = in_memory / "out"
     path = with_ps("consistency: async", more="checkpoint: {every: 20 steps, keep: 0}\n")
     path.write_text(path.read_text().replace(f"epochs: {EPOCHS}", "epochs: 10000"))
     running = gradus.start("run", "--output", output, "-np", 3, "--servers", 2,
