@@ -6,9 +6,7 @@ import array
 import contextlib
 import json
 import os
-import pathlib
 import random
-import re
 import signal
 import struct
 import subprocess
@@ -16,6 +14,7 @@ import subprocess
 import pytest
 
 from conftest import TIMEOUT_S, read_lines, sha256_of, unhurried, wait_until
+from processes import variable
 from test_recovery import workers_of
 
 JOB = """
@@ -173,10 +172,8 @@ def test_killed_while_one_is_written(gradus, job, tmp_path):
 
 
 def rank_pid(gradus, rank):
-    for pid in gradus.remains():
-        if f"GRADUS_RANK={rank}\0".encode() in pathlib.Path(f"/proc/{pid}/environ").read_bytes():
-            return pid
-    return None
+    return next((pid for pid in gradus.remains() if variable(pid, "GRADUS_RANK") == str(rank)),
+                None)
 
 
 def test_the_next_rank_0_goes_on_writing(gradus, job, tmp_path):
@@ -447,7 +444,10 @@ def test_a_full_disk(gradus, job, disk):
     folder = disk("size=60k")
     done = gradus("run", "-np", 2, "--json", name, "--checkpoint-to", folder)
     assert end_of(done)["weights_sha256"] == calm
-    assert len(re.findall("warning", done.stderr)) == 1 and "No space left on device" in done.stderr
+    # Steps are short here: the next one may be due while this one still fails.
+    warnings = [line for line in done.stderr.splitlines() if "is left out" not in line]
+    assert len(warnings) == 1 and "warning" in warnings[0], done.stderr
+    assert "No space left on device" in warnings[0]
     assert [path.name for path in folder.iterdir()] == [".lock"]
 
 
