@@ -404,6 +404,12 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return world.remove(process_set)
 
 
+def _get_process_set_ids_and_ranks() -> Dict[int, List[int]]:
+    """The ranks of each process set, by its number."""
+    world.comm()
+    return {number: list(one.ranks) for number, one in world.sets.items()}
+
+
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Rank 0 writes from now on when each tensor was submitted and reduced."""
     if rank() == 0:

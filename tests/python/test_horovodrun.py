@@ -208,6 +208,83 @@ def survive():
         f"2 ['{rank}', '2', '{rank}', '2', '0', '1', '1']" for rank in range(2)]
 
 
+def test_horovod_jobs_that_fail_say_so_as_horovod_does(horovodrun, ranks):
+    (ranks.folder / "functions.py").write_text('''
+import os
+from horovod.runner.common.util.env import get_env_rank_and_size
+def place():
+    assert get_env_rank_and_size()[0] == 0, "failing as expected"
+    return get_env_rank_and_size()
+''')
+    program = ranks.write('''
+        import sys
+        import horovod
+        from functions import place
+        from horovod.runner import _HorovodArgs
+        from horovod.runner.launch import _run, parse_args
+        told = _HorovodArgs()
+        told.run_func, told.nics = place, ["lo"]
+        print(_run(told))
+        for count, command in (2, None), (2, ["sh", "-c", "exit 3"]):
+            told.num_proc, told.command = count, command
+            told.run_func = place if command is None else None
+            try:
+                print(_run(told))
+            except RuntimeError as error:
+                print(error)
+        sys.argv = ["horovodrun", "-np", "2", "--min-num-proc", "1", "true"]
+        found = parse_args()
+        print(found.num_proc, found.min_num_proc, found.command, _run(found))
+        ''')
+    lines = horovodrun(program=[str(program)]).stdout.splitlines()
+    assert lines[0] == "[(0, 1)]" and len(lines) == 4, lines
+    assert all("Horovod detected that one or more processes exited" in one for one in lines[1:3])
+    assert "rank 1 failed: AssertionError: failing as expected" in lines[1]
+    assert lines[3:] == ["2 1 ['true'] None"]
+
+
+def test_horovod_helpers_of_programs(ranks):
+    ranks.environment["PYTHONPATH"] += os.pathsep + str(SOURCE / "python" / "horovod")
+    assert ranks(1, """
+        import os, threading
+        from horovod.common import util
+        from horovod.runner.common.util.env import get_env_rank_and_size
+        from horovod.runner.util.threads import (execute_function_multithreaded, in_thread,
+                                                 on_event)
+        os.environ["KEPT"] = "before"
+        with util.env(KEPT="within", NEW=7):
+            assert os.environ["KEPT"] == "within" and os.environ["NEW"] == "7"
+            with util.env(KEPT=None):
+                assert "KEPT" not in os.environ
+        assert os.environ["KEPT"] == "before" and "NEW" not in os.environ
+        assert util.split_list(list(range(7)), 3) == [[0, 1, 2], [3, 4], [5, 6]]
+        assert [n for n in range(9) if util.num_rank_is_power_2(n)] == [1, 2, 4, 8]
+        assert util.gloo_built() and not util.mpi_built()
+        assert not util.extension_available("mxnet")
+
+        made = []
+        in_thread(made.append, (1,)).join()
+        event, stop = threading.Event(), threading.Event()
+        waits = on_event(event, made.append, (2,))
+        event.set()
+        waits.join()
+        stop.set()
+        on_event(threading.Event(), made.append, (3,), stop, check_stop_interval_s=0.01).join()
+        assert made == [1, 2]
+        assert execute_function_multithreaded(pow, [(2, 3), (3, 2)]) == {0: 8, 1: 9}
+
+        assert get_env_rank_and_size() == (0, 1)
+        with util.env(HOROVOD_RANK=2, HOROVOD_SIZE=3):
+            assert get_env_rank_and_size() == (2, 3)
+        with util.env(HOROVOD_RANK=2):
+            try:
+                get_env_rank_and_size()
+            except RuntimeError as error:
+                print(error)
+        """)[0] == ["the environment has HOROVOD_RANK, and not the other one of HOROVOD_RANK and "
+                    "HOROVOD_SIZE; the launcher sets both"]
+
+
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 def test_horovodrun_runs_a_script_of_horovod(horovodrun, ranks):
     program = ranks.write('''
@@ -230,6 +307,8 @@ def test_horovodrun_runs_a_script_of_horovod(horovodrun, ranks):
         optimizer.step()
         assert abs(start - model.weight.item() - 0.5) < 1e-3
         print(allreduce(torch.ones(1), op=Sum).item(), hvd.join() in (0, 1))
+        hvd.add_process_set([1])
+        assert hvd.mpi_ops._basics._get_process_set_ids_and_ranks() == {0: [0, 1], 1: [1]}
         ''')
     done = horovodrun("-np", 2, "--min-np", 1, sys.executable, program)
     assert sorted(done.stdout.splitlines()) == ["[0] 2.0 True", "[1] 2.0 True"]

@@ -6,6 +6,8 @@ import gradus
 
 RESTARTS = 100  # of an elastic job without a limit of resets, for each worker
 MOST = 4096  # workers of an elastic job without a limit
+# How Horovod's errors of a job begin, which programs look for.
+FAILED = "Horovod detected that one or more processes exited with non-zero status"
 
 
 def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Dict[str, Any]] = None,
@@ -30,8 +32,9 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Dic
     the place of one that is lost, reset_limit times for each (else 100). The results are those of
     all workers that ended well, where Horovod gives the first min_num_proc.
 
-    Raises gradus.RankError with the traceback of the rank that failed first. InvalidError: an
-    argument is wrong, a host cannot be reached, or the function cannot be pickled."""
+    Raises gradus.RankError, a RuntimeError, with the traceback of the rank that failed first.
+    InvalidError: an argument is wrong, a host cannot be reached, or the function cannot be
+    pickled."""
     least, most = min_num_proc or min_np, max_num_proc or max_np
     count = num_proc or np or least
     env = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
@@ -41,12 +44,23 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Dic
         count = count or 1
         elastic = {"min_num_proc": least or count, "max_num_proc": most or MOST,
                    "reset_limit": reset_limit or RESTARTS}
-    return gradus.run(
-        func, args, kwargs, count, env=env, hosts=hosts, hostfile=hostfile, slots=slots,
-        host_discovery_script=host_discovery_script,
-        start_timeout=start_timeout, ssh_port=ssh_port, ssh_identity_file=ssh_identity_file,
-        output_filename=output_filename, verbose=verbose, network_interface=network_interface,
-        network_interfaces=network_interfaces, executable=executable, **elastic)
+    try:
+        return gradus.run(
+            func, args, kwargs, count, env=env, hosts=hosts, hostfile=hostfile, slots=slots,
+            host_discovery_script=host_discovery_script,
+            start_timeout=start_timeout, ssh_port=ssh_port, ssh_identity_file=ssh_identity_file,
+            output_filename=output_filename, verbose=verbose, network_interface=network_interface,
+            network_interfaces=network_interfaces, executable=executable, **elastic)
+    except gradus.RankError as error:
+        error.sentence = f"{FAILED}: {error.sentence}"
+        raise
+
+
+def __getattr__(name: str) -> Any:
+    if name != "_HorovodArgs":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .launch import HorovodArgs  # which imports this module
+    return HorovodArgs
 
 
 __all__ = ["run"]

@@ -2,15 +2,17 @@
 """horovodrun: its flags become those of `gradus run`, which takes the place of this process."""
 import argparse
 import os
+import subprocess
 import sys
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import gradus
 from gradus._command import program
 from gradus._run import HOROVOD
+from gradus._world import gloo_built, mpi_built  # noqa: F401
 from gradus.errors import Error
 
-from . import MOST, RESTARTS
+from . import FAILED, MOST, RESTARTS, run
 
 # Flags that are accepted and do nothing: how many words follow, and why.
 _NO_MPI = "Gradus needs no MPI"
@@ -97,8 +99,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--cache-capacity", type=int, help="so many names are negotiated by a bit each; 1024")
     group = parser.add_argument_group("elastic jobs")
     add = group.add_argument
-    add("--min-np", "--min-num-proc", type=_positive, help="the job goes on with so many")
-    add("--max-np", "--max-num-proc", type=_positive, help="the job never has more")
+    add("--min-np", "--min-num-proc", dest="min_num_proc", type=_positive,
+        help="the job goes on with so many")
+    add("--max-np", "--max-num-proc", dest="max_num_proc", type=_positive,
+        help="the job never has more")
     add("--slots-per-host", type=_positive, help="processes of a host for which the script prints "
         "no number")
     add("--elastic-timeout", type=_positive, metavar="S", help="seconds in which processes must "
@@ -138,14 +142,14 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         del found.command[0]
     if found.check_build:
         return found
-    found.num_proc = found.num_proc or found.min_np
+    found.num_proc = found.num_proc or found.min_num_proc
     if found.num_proc is None:
         parser.error("-np is missing: the number of processes")
     if not found.command:
         parser.error("the command is missing: what to run behind the flags")
     if found.hosts and found.hostfile:
         parser.error("--hosts and --hostfile are given; one of them says where to run")
-    least, most = found.min_np or found.num_proc, found.max_np or found.num_proc
+    least, most = found.min_num_proc or found.num_proc, found.max_num_proc or found.num_proc
     if not least <= found.num_proc <= most:
         parser.error(f"-np is {found.num_proc}, which is not between --min-np {least} and "
                      f"--max-np {most}")
@@ -197,7 +201,7 @@ def _flag(name: str, value: Any) -> List[str]:
 def command_of(found: argparse.Namespace) -> Tuple[List[str], Dict[str, str]]:
     """The words of `gradus run`, and what of the environment is new."""
     words = ["run", "-np", str(found.num_proc)]
-    elastic = bool(found.min_np or found.max_np or found.host_discovery_script)
+    elastic = bool(found.min_num_proc or found.max_num_proc or found.host_discovery_script)
     for flag, value in (("-H", found.hosts), ("--hostfile", found.hostfile),
                         ("--ssh-port", found.ssh_port),
                         ("--ssh-identity-file", found.ssh_identity_file),
@@ -207,8 +211,8 @@ def command_of(found: argparse.Namespace) -> Tuple[List[str], Dict[str, str]]:
         if value is not None:
             words += [flag, str(value)]
     if elastic:
-        words += ["--min-np", str(found.min_np or found.num_proc),
-                  "--max-np", str(found.max_np or MOST),
+        words += ["--min-np", str(found.min_num_proc or found.num_proc),
+                  "--max-np", str(found.max_num_proc or MOST),
                   "--restarts", str(found.reset_limit or RESTARTS)]
     seconds = [found.start_timeout or _seconds("HOROVOD_START_TIMEOUT"),
                (found.elastic_timeout or _seconds("HOROVOD_ELASTIC_TIMEOUT") or 600)
@@ -283,6 +287,12 @@ def main(words: Optional[Sequence[str]] = None) -> None:
     if found.check_build:
         _check_build()
         return
+    path, command, env = _prepared(found)
+    os.execve(path, ["gradus", *command], {**os.environ, **env})
+
+
+def _prepared(found: argparse.Namespace) -> Tuple[str, List[str], Dict[str, str]]:
+    """The program, its words and what of the environment is new, when the user was told of them."""
     _tell_of_nothing(found)
     command, env = command_of(found)
     try:
@@ -292,10 +302,54 @@ def main(words: Optional[Sequence[str]] = None) -> None:
     if found.verbose:
         settings = "".join(f"{name}={value} " for name, value in sorted(env.items()))
         print(f"horovodrun: {settings}gradus {' '.join(command)}", file=sys.stderr)
-    os.execve(path, ["gradus", *command], {**os.environ, **env})
+    return path, command, env
 
 
 run_commandline = main
+
+
+# ---- For programs that start jobs, as they call Horovod's launcher -------------------------------
+
+class HorovodArgs(argparse.Namespace):
+    """What flags say, each as if it were not given; programs set the attributes."""
+
+    def __init__(self) -> None:
+        super().__init__(**vars(_parser().parse_args([])))
+        self.num_proc = 1
+        self.run_func: Optional[Callable[[], Any]] = None
+        self.executable: Optional[str] = None
+        self.nics: Optional[Sequence[str]] = None
+        self.use_gloo = self.use_mpi = self.use_jsrun = None
+        self.slots: Optional[int] = None
+        self.cooldown_range: Optional[Tuple[int, int]] = None
+
+
+def parse_args() -> argparse.Namespace:
+    """The flags of this process's command line."""
+    return _parse(sys.argv[1:])
+
+
+def _run(found: argparse.Namespace) -> Optional[List[Any]]:
+    """Runs a job to its end; with run_func of HorovodArgs it returns the results of the ranks.
+    RuntimeError: the job failed."""
+    nics = getattr(found, "nics", None) or found.network_interfaces
+    slots = getattr(found, "slots", None) or found.slots_per_host
+    if getattr(found, "run_func", None) is not None:
+        return run(found.run_func, num_proc=found.num_proc, min_num_proc=found.min_num_proc,
+                   max_num_proc=found.max_num_proc, slots=slots, reset_limit=found.reset_limit,
+                   hosts=found.hosts, hostfile=found.hostfile,
+                   host_discovery_script=found.host_discovery_script,
+                   start_timeout=found.start_timeout, ssh_port=found.ssh_port,
+                   ssh_identity_file=found.ssh_identity_file, verbose=bool(found.verbose),
+                   output_filename=found.output_filename, network_interfaces=nics,
+                   executable=found.executable)
+    found.network_interfaces, found.slots_per_host = nics, slots
+    path, command, env = _prepared(found)
+    code = subprocess.run([path, *command], env={**os.environ, **env}, check=False).returncode
+    if code:
+        raise RuntimeError(f"{FAILED}; gradus run ended with code {code}, and has said why")
+    return None
+
 
 if __name__ == "__main__":
     main()
