@@ -68,7 +68,9 @@ def test_torch_operations_that_cannot_be_say_why(torch_ranks):
         dist.init_process_group("gradus", timeout=timedelta(seconds=60))
         me = dist.get_rank()
         x = torch.ones(2)
-        for call in (lambda: dist.all_reduce(x.to_sparse()),
+        for call in (lambda: dist.broadcast(x.to_sparse(), 0),
+                     lambda: dist.all_reduce(x.to_sparse(), dist.ReduceOp.MAX),
+                     lambda: dist.all_reduce(torch.ones(2 + me).to_sparse()),
                      lambda: dist.all_reduce(torch.ones(2, device="meta")),
                      lambda: dist.all_reduce(x, dist.ReduceOp.BAND),
                      lambda: dist.all_to_all_single(torch.ones(2), x, [1, 2], [1, 1])):
@@ -98,12 +100,14 @@ def test_torch_operations_that_cannot_be_say_why(torch_ranks):
         except RuntimeError as error:
             print(error)
         ''')
-    barrier, late = lines[0][4:6]
+    barrier, late = lines[0][6:8]
     assert "rank 1 did not come to the monitored barrier within 0.02 s" in barrier
     assert "not over after 0.01 s" in late
-    for own in (lines[0][:4] + lines[0][6:], lines[1]):
-        sparse, device, bits, splits, shapes = own
-        assert "to_dense" in sparse and "meta" in device and "2 rows" in splits
+    for own in (lines[0][:6] + lines[0][8:], lines[1]):
+        sparse, greatest, sizes, device, bits, splits, shapes = own
+        assert "to_dense" in sparse and "max of a sparse tensor" in greatest
+        assert "of shape [2]" in sizes and "of shape [3]" in sizes
+        assert "meta" in device and "2 rows" in splits
         assert "f32" in bits and "band" in bits
         for words in ("rank 1", "3 f32", "4 f32"):
             assert words in shapes
@@ -224,3 +228,88 @@ def test_torch_work_of_no_tensors_is_over(torch_ranks):
         print(gradus.torch.Work([], []).get_future().wait())
         ''')
     assert lines == [["[]"]]
+
+
+def test_torch_sums_of_sparse_tensors_are_those_of_dense_ones(torch_ranks):
+    lines = torch_ranks(3, '''
+        import torch
+        import torch.distributed as dist
+        import gradus.torch
+        dist.init_process_group("gradus")
+        me, n = dist.get_rank(), dist.get_world_size()
+
+
+        def made(rank, dtype, rows, more):
+            """Of rank 1 nothing; of the others some elements twice."""
+            generator = torch.Generator().manual_seed(rank)
+            count = 0 if rank == 1 else 5 + rank
+            where = torch.randint(0, 4, (rows, count), generator=generator)
+            what = torch.randint(-9, 9, (count, *more), generator=generator).to(dtype)
+            return torch.sparse_coo_tensor(where, what, (4,) * rows + more)
+
+
+        for dtype in (torch.float32, torch.float64, torch.int64, torch.int32):
+            for rows, more in ((1, ()), (1, (3,)), (2, (3, 2)), (3, ())):
+                x = made(me, dtype, rows, more)
+                work = dist.all_reduce(x, async_op=True)
+                result, = work.get_future().wait()
+                whole = sum(made(rank, dtype, rows, more).to_dense() for rank in range(n))
+                assert result is x and x.is_sparse and x.is_coalesced() and x.dtype == dtype
+                assert torch.equal(x.to_dense(), whole)
+        x = torch.sparse_coo_tensor(torch.empty(1, 0, dtype=torch.int64), torch.empty(0), (3,))
+        dist.all_reduce(x)  # nothing on any rank
+        assert x._nnz() == 0 and x.shape == (3,)
+        ''')
+    assert lines == [[], [], []]
+
+
+def test_torch_groups_take_tensors_in_place_of_lists(torch_ranks):
+    lines = torch_ranks(2, '''
+        import torch
+        import torch.distributed as dist
+        import gradus.torch
+        dist.init_process_group("gradus")
+        group, me = dist.group.WORLD, dist.get_rank()
+
+
+        def ones(value):
+            return torch.full((2,), float(value))
+
+
+        def pair(first, second):
+            return [ones(first), ones(second)]
+
+
+        def after(call, x, *words, **named):
+            call(x, *words, **named).wait()
+            return x[0].item()
+
+
+        for call, expected in (((group.allreduce,), 3), ((group.allreduce, dist.ReduceOp.MAX), 2)):
+            assert after(call[0], ones(me + 1), *call[1:]) == expected
+        assert after(group.allreduce, ones(me + 1), op=dist.ReduceOp.MIN) == 1
+        x = ones(me + 1)
+        group.allreduce([x], dist.ReduceOp.PRODUCT).wait()
+        assert x[0] == 2
+        assert after(group.broadcast, ones(me + 1), 1) == 2
+        assert after(group.broadcast, ones(me + 1), root=1) == 2
+        for root in (0, 1):
+            mine = me == root
+            assert not mine or after(group.reduce, ones(me + 1), root) == 3
+            assert mine or after(group.reduce, ones(me + 1), root) == me + 1
+            assert not mine or after(group.reduce, ones(me), root, dist.ReduceOp.MAX) == 1
+            assert mine or after(group.reduce, ones(me), root=root, op=dist.ReduceOp.MAX) == me
+            out = pair(0, 0) if mine else []
+            group.gather(out, ones(me + 1), root).wait()
+            assert not mine or [one[0].item() for one in out] == [1, 2]
+            assert after(group.scatter, ones(0), pair(7, 8) if mine else [], root) == 7 + me
+        out = pair(0, 0)
+        group.allgather(out, ones(me + 1)).wait()
+        assert [one[0].item() for one in out] == [1, 2]
+        assert after(group.reduce_scatter, ones(0), pair(me, 5)) == (1, 10)[me]
+        assert after(group.reduce_scatter, ones(0), pair(me, 5), op=dist.ReduceOp.MAX) == (1, 5)[me]
+        x = ones(me + 1)  # twice in one list
+        group.allreduce([x, x]).wait()
+        assert x.tolist() == [3, 3]
+        ''')
+    assert lines == [[], []]

@@ -56,6 +56,42 @@ def test_torch_ddp_has_the_gradients_of_one_process(torch_ranks, count):
     assert len(lines[0]) == 1 and lines == [lines[0]] * count
 
 
+SPARSE = '''
+import copy
+import torch
+import torch.distributed as dist
+import gradus.torch
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gradus")
+n, me = dist.get_world_size(), dist.get_rank()
+torch.manual_seed(1)
+model = torch.nn.Sequential(torch.nn.Embedding(20, 4, sparse=True), torch.nn.Flatten(),
+                            torch.nn.Linear(12, 3))
+alone = copy.deepcopy(model)
+parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
+optimizers = [torch.optim.SGD(one.parameters(), lr=0.5) for one in (parallel, alone)]
+for step in range(6):
+    words = torch.randint(0, 20, (4 * n, 3))
+    parallel(words[me::n]).square().mean().backward()
+    alone(words).square().mean().backward()
+    for mine, whole in zip(model.parameters(), alone.parameters()):
+        assert mine.grad.is_sparse == whole.grad.is_sparse
+        assert torch.allclose(mine.grad.to_dense() if mine.grad.is_sparse else mine.grad,
+                              whole.grad.to_dense() if whole.grad.is_sparse else whole.grad,
+                              rtol=1e-4, atol=1e-6), step
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+print(model[0].weight.sum().item())
+'''
+
+
+def test_torch_ddp_has_sparse_gradients(torch_ranks):
+    lines = torch_ranks(2, SPARSE)
+    assert len(lines[0]) == 1 and lines[0] == lines[1]
+
+
 WAYS = '''
 import contextlib
 import copy

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence, Set
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import Work as _WorkBase
 from .._communicator import ANY_SOURCE, Communicator, Message
 from .._future import Future
 from ..errors import Error, InvalidError, TimeoutError
-from . import _tensors
+from . import _sparse, _tensors
 
 __all__ = ["ProcessGroup", "Work"]
 
@@ -34,11 +34,18 @@ _BARRIER_TAG = 1 << 30  # and above: the tags of monitored barriers
 _KEPT = 16  # works that C++ may still ask for their future when they are over
 
 
-def _op_name(op: Any) -> str:
+def _op_name(opts: Any) -> str:
+    """Of options of torch's, of an operation itself, which a group may be given in their place."""
+    op = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
     for known, name in _OPS:
         if op == known:
             return name
     raise InvalidError(f"the operation {op} is not one of {', '.join(name for _, name in _OPS)}")
+
+
+def _root(opts: Any) -> int:
+    """Of options of torch's, or a rank in their place."""
+    return 0 if opts is None else getattr(opts, "rootRank", opts)
 
 
 class Work(_WorkBase):
@@ -120,7 +127,19 @@ class Work(_WorkBase):
 
 
 def _dense(tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-    return [_tensors.dense(tensor) for tensor in tensors]
+    """One that is given twice is a copy the second time: two operations never use its memory."""
+    found = [_tensors.dense(tensor) for tensor in tensors]
+    seen: Set[int] = set()
+    for index, one in enumerate(found if len(found) > 1 else []):
+        if one.numel() and one.data_ptr() in seen:
+            found[index] = one.clone()
+        seen.add(one.data_ptr())
+    return found
+
+
+def _listed(tensors: Any) -> Any:
+    """A group may be given a tensor in place of a list of one."""
+    return [tensors] if isinstance(tensors, torch.Tensor) else tensors
 
 
 def _put_back(memory: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]):
@@ -215,29 +234,45 @@ class ProcessGroup(dist.ProcessGroup):
         """How many operations were begun: alike on all ranks, but for messages."""
         return self._sequence
 
-    def broadcast(self, tensors, opts=None):
-        root = 0 if opts is None else opts.rootRank
+    # Programs that hold a group call these as torch's own: with lists and options, or with one
+    # tensor (of outputs or inputs one list), a root and an operation.
+
+    def broadcast(self, tensors, opts=None, *, root=None):
+        tensors, root = _listed(tensors), _root(opts if root is None else root)
         memory = _dense(tensors)
         futures = [self.communicator.broadcast_start(tensor, root) for tensor in memory]
         return self._work(futures, tensors, _put_back(memory, tensors))
 
-    def allreduce(self, tensors, opts=None):
-        op = "sum" if opts is None else _op_name(opts.reduceOp)
+    def allreduce(self, tensors, opts=None, *, op=None):
+        tensors, op = _listed(tensors), _op_name(opts if op is None else op)
+        if any(tensor.layout == torch.sparse_coo for tensor in tensors):
+            return self._allreduce_sparse(tensors, op)
         memory = _dense(tensors)
         futures = [self.communicator.allreduce_start(tensor, op=op) for tensor in memory]
         return self._work(futures, tensors, _put_back(memory, tensors))
 
     allreduce_coalesced = allreduce
 
-    def reduce(self, tensors, opts):
-        memory = _dense(tensors)
-        op = _op_name(opts.reduceOp)
-        futures = [self.communicator.reduce_start(tensor, None, opts.rootRank, op)
-                   for tensor in memory]
-        mine = opts.rootRank == self.communicator.rank
+    def _allreduce_sparse(self, tensors, op):
+        if not all(tensor.layout == torch.sparse_coo for tensor in tensors):
+            raise InvalidError("dense and sparse tensors in one list; give them apart",
+                               operation="allreduce")
+        begun = [_sparse.allreduce_start(self.communicator, tensor, op) for tensor in tensors]
+        return self._work([future for futures, _ in begun for future in futures], tensors,
+                          lambda: [finish() for _, finish in begun])
+
+    def reduce(self, tensors, opts=None, op=None, *, root=None):
+        tensors, memory = _listed(tensors), _dense(_listed(tensors))
+        if op is None and not isinstance(opts, int):
+            op = opts
+        root, op = _root(opts if root is None else root), _op_name(op)
+        futures = [self.communicator.reduce_start(tensor, None, root, op) for tensor in memory]
+        mine = root == self.communicator.rank
         return self._work(futures, tensors, _put_back(memory, tensors) if mine else None)
 
     def allgather(self, outputs, inputs, opts=None):
+        if isinstance(inputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
         out, data = _one(outputs), _dense([_one(inputs)])[0]
         flat = _joined(out, fill=False)
         future = self.communicator.allgather_start(data, flat, _counts(out))
@@ -262,38 +297,45 @@ class ProcessGroup(dist.ProcessGroup):
                    for data, one in zip(_dense(inputs), out)]
         return self._work(futures, outputs, _put_back(out, outputs))
 
-    def gather(self, outputs, inputs, opts):
+    def gather(self, outputs, inputs, opts=None, *, root=None):
+        if isinstance(inputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        root = _root(opts if root is None else root)
         data = _dense([_one(inputs)])[0]
-        if opts.rootRank != self.communicator.rank:
-            future = self.communicator.gather_start(data, None, opts.rootRank)
-            return self._work([future], [])
+        if root != self.communicator.rank:
+            return self._work([self.communicator.gather_start(data, None, root)], [])
         out = _one(outputs)
         flat = _joined(out, fill=False)
-        future = self.communicator.gather_start(data, flat, opts.rootRank)
+        future = self.communicator.gather_start(data, flat, root)
         return self._work([future], out, _spread(flat, out))
 
-    def scatter(self, outputs, inputs, opts):
-        target = _one(outputs)
+    def scatter(self, outputs, inputs, opts=None, *, root=None):
+        if isinstance(outputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        target, root = _one(outputs), _root(opts if root is None else root)
         out = _dense([target])
         data = None
-        if opts.rootRank == self.communicator.rank:
+        if root == self.communicator.rank:
             data = _joined(_one(inputs), fill=True)
-        future = self.communicator.scatter_start(data, out[0], opts.rootRank)
+        future = self.communicator.scatter_start(data, out[0], root)
         return self._work([future], [target], _put_back(out, [target]))
 
-    def reduce_scatter(self, outputs, inputs, opts):
+    def reduce_scatter(self, outputs, inputs, opts=None, *, op=None):
+        if isinstance(outputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
         target, parts = _one(outputs), _one(inputs)
         out = _dense([target])
         future = self.communicator.reduce_scatter_start(_joined(parts, fill=True), out[0],
-                                                        _op_name(opts.reduceOp), _counts(parts))
+                                                        _op_name(opts if op is None else op),
+                                                        _counts(parts))
         return self._work([future], [target], _put_back(out, [target]))
 
-    def _reduce_scatter_base(self, output, data, opts):
+    def _reduce_scatter_base(self, output, data, opts=None):
         return self.reduce_scatter_tensor_coalesced([output], [data], opts)
 
-    def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts):
+    def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts=None):
         out = _dense(outputs)
-        futures = [self.communicator.reduce_scatter_start(data, one, _op_name(opts.reduceOp))
+        futures = [self.communicator.reduce_scatter_start(data, one, _op_name(opts))
                    for data, one in zip(_dense(inputs), out)]
         return self._work(futures, outputs, _put_back(out, outputs))
 
