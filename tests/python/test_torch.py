@@ -313,3 +313,63 @@ def test_torch_groups_take_tensors_in_place_of_lists(torch_ranks):
         assert x.tolist() == [3, 3]
         ''')
     assert lines == [[], []]
+
+
+def test_torch_results_are_there_without_a_wait(torch_ranks):
+    lines = torch_ranks(3, '''
+        import time
+        import torch
+        import torch.distributed as dist
+        import gradus.torch
+        dist.init_process_group("gradus")
+        me, n = dist.get_rank(), dist.get_world_size()
+
+
+        def check(sums, gathered):
+            for i, x in enumerate(sums):
+                assert torch.equal(x, torch.full(x.shape, float(n * i))), (i, x)
+            for i, every in enumerate(gathered):
+                assert [one[0].item() for one in every] == [i + rank for rank in range(n)], every
+
+
+        def begin(size):
+            """Works that nobody keeps, some of whose results are copied at the end."""
+            sums = [torch.full((size, 2), float(i)).t() for i in range(40)]
+            gathered = [[torch.zeros(size) for _ in range(n)] for _ in range(5)]
+            for x in sums:
+                dist.all_reduce(x, async_op=True)
+            for i, out in enumerate(gathered):
+                dist.all_gather(out, torch.full((size,), float(i + me)), async_op=True)
+            return sums, gathered
+
+
+        for size in (10, 5000):
+            made = begin(size)
+            dist.barrier()
+            check(*made)
+            made = begin(size)
+            dist.barrier(async_op=True).get_future().wait()
+            check(*made)
+            made = begin(size)
+            barrier = dist.barrier(async_op=True)
+            while not barrier.is_completed():
+                time.sleep(0)
+            check(*made)
+
+        # A message that comes behind the barrier does not hold it up.
+        x = torch.zeros(1)
+        work = dist.irecv(x, (me - 1) % n)
+        dist.barrier()
+        dist.send(torch.ones(1), (me + 1) % n)
+        while not work.is_completed():
+            time.sleep(0)
+        assert x.item() == 1
+
+        out = [torch.zeros(2) for _ in range(n)]
+        work = dist.all_gather(out, torch.full((2,), float(me)), async_op=True)
+        while not work.is_completed():
+            time.sleep(0)
+        assert work.is_success()
+        assert [one[0].item() for one in out] == [0, 1, 2]
+        ''')
+    assert lines == [[], [], []]

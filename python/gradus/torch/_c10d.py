@@ -81,7 +81,12 @@ class Work(_WorkBase):
     synchronize = wait
 
     def is_completed(self) -> bool:
-        return all(future.done() for future in self._futures)
+        """Whether the results, or the error, are there: whoever asks need not call wait()."""
+        if not all(future.done() for future in self._futures):
+            return False
+        if not any(future.exception() for future in self._futures):
+            self._complete()
+        return True
 
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
@@ -189,6 +194,8 @@ class ProcessGroup(dist.ProcessGroup):
         self._names = {"name": "", "desc": ""}
         # C++ holds only its own half of a Work: Python's must live until that has been asked.
         self._works: "collections.deque[Work]" = collections.deque(maxlen=_KEPT)
+        self._open: List[Work] = []  # those that a barrier waits for, and others that are over
+        self._many = _KEPT
 
     def getBackendName(self) -> str:  # noqa: N802
         return "gradus"
@@ -199,6 +206,16 @@ class ProcessGroup(dist.ProcessGroup):
         self._sequence += 1
         work = Work(futures, list(tensors), finish)
         self._works.append(work)
+        return work
+
+    def _collective(self, futures: List[Future], tensors: Sequence[torch.Tensor],
+                    finish=None) -> Work:
+        """A work that barriers behind it wait for, since the program may have thrown it away."""
+        work = self._work(futures, tensors, finish)
+        self._open.append(work)
+        if len(self._open) > self._many:
+            self._open = [one for one in self._open if not one.is_completed()]
+            self._many = max(_KEPT, 2 * len(self._open))
         return work
 
     # torch 2 keeps names in the group's backends, which one of Python's does not have. C++ asks for
@@ -241,7 +258,7 @@ class ProcessGroup(dist.ProcessGroup):
         tensors, root = _listed(tensors), _root(opts if root is None else root)
         memory = _dense(tensors)
         futures = [self.communicator.broadcast_start(tensor, root) for tensor in memory]
-        return self._work(futures, tensors, _put_back(memory, tensors))
+        return self._collective(futures, tensors, _put_back(memory, tensors))
 
     def allreduce(self, tensors, opts=None, *, op=None):
         tensors, op = _listed(tensors), _op_name(opts if op is None else op)
@@ -249,7 +266,7 @@ class ProcessGroup(dist.ProcessGroup):
             return self._allreduce_sparse(tensors, op)
         memory = _dense(tensors)
         futures = [self.communicator.allreduce_start(tensor, op=op) for tensor in memory]
-        return self._work(futures, tensors, _put_back(memory, tensors))
+        return self._collective(futures, tensors, _put_back(memory, tensors))
 
     allreduce_coalesced = allreduce
 
@@ -258,7 +275,7 @@ class ProcessGroup(dist.ProcessGroup):
             raise InvalidError("dense and sparse tensors in one list; give them apart",
                                operation="allreduce")
         begun = [_sparse.allreduce_start(self.communicator, tensor, op) for tensor in tensors]
-        return self._work([future for futures, _ in begun for future in futures], tensors,
+        return self._collective([future for futures, _ in begun for future in futures], tensors,
                           lambda: [finish() for _, finish in begun])
 
     def reduce(self, tensors, opts=None, op=None, *, root=None):
@@ -268,7 +285,7 @@ class ProcessGroup(dist.ProcessGroup):
         root, op = _root(opts if root is None else root), _op_name(op)
         futures = [self.communicator.reduce_start(tensor, None, root, op) for tensor in memory]
         mine = root == self.communicator.rank
-        return self._work(futures, tensors, _put_back(memory, tensors) if mine else None)
+        return self._collective(futures, tensors, _put_back(memory, tensors) if mine else None)
 
     def allgather(self, outputs, inputs, opts=None):
         if isinstance(inputs, torch.Tensor):
@@ -276,7 +293,7 @@ class ProcessGroup(dist.ProcessGroup):
         out, data = _one(outputs), _dense([_one(inputs)])[0]
         flat = _joined(out, fill=False)
         future = self.communicator.allgather_start(data, flat, _counts(out))
-        return self._work([future], out, _spread(flat, out))
+        return self._collective([future], out, _spread(flat, out))
 
     def allgather_coalesced(self, outputs, inputs, opts=None):
         """outputs[rank][i] is what `rank` gave as inputs[i]."""
@@ -286,7 +303,7 @@ class ProcessGroup(dist.ProcessGroup):
             flat = _joined(out, fill=False)
             futures.append(self.communicator.allgather_start(data, flat))
             spreads.append(_spread(flat, out))
-        return self._work(futures, sum(outputs, []), lambda: [spread() for spread in spreads])
+        return self._collective(futures, sum(outputs, []), lambda: [spread() for spread in spreads])
 
     def _allgather_base(self, output, data, opts=None):
         return self.allgather_into_tensor_coalesced([output], [data])
@@ -295,7 +312,7 @@ class ProcessGroup(dist.ProcessGroup):
         out = _dense(outputs)
         futures = [self.communicator.allgather_start(data, one)
                    for data, one in zip(_dense(inputs), out)]
-        return self._work(futures, outputs, _put_back(out, outputs))
+        return self._collective(futures, outputs, _put_back(out, outputs))
 
     def gather(self, outputs, inputs, opts=None, *, root=None):
         if isinstance(inputs, torch.Tensor):
@@ -303,11 +320,11 @@ class ProcessGroup(dist.ProcessGroup):
         root = _root(opts if root is None else root)
         data = _dense([_one(inputs)])[0]
         if root != self.communicator.rank:
-            return self._work([self.communicator.gather_start(data, None, root)], [])
+            return self._collective([self.communicator.gather_start(data, None, root)], [])
         out = _one(outputs)
         flat = _joined(out, fill=False)
         future = self.communicator.gather_start(data, flat, root)
-        return self._work([future], out, _spread(flat, out))
+        return self._collective([future], out, _spread(flat, out))
 
     def scatter(self, outputs, inputs, opts=None, *, root=None):
         if isinstance(outputs, torch.Tensor):
@@ -318,7 +335,7 @@ class ProcessGroup(dist.ProcessGroup):
         if root == self.communicator.rank:
             data = _joined(_one(inputs), fill=True)
         future = self.communicator.scatter_start(data, out[0], root)
-        return self._work([future], [target], _put_back(out, [target]))
+        return self._collective([future], [target], _put_back(out, [target]))
 
     def reduce_scatter(self, outputs, inputs, opts=None, *, op=None):
         if isinstance(outputs, torch.Tensor):
@@ -328,7 +345,7 @@ class ProcessGroup(dist.ProcessGroup):
         future = self.communicator.reduce_scatter_start(_joined(parts, fill=True), out[0],
                                                         _op_name(opts if op is None else op),
                                                         _counts(parts))
-        return self._work([future], [target], _put_back(out, [target]))
+        return self._collective([future], [target], _put_back(out, [target]))
 
     def _reduce_scatter_base(self, output, data, opts=None):
         return self.reduce_scatter_tensor_coalesced([output], [data], opts)
@@ -337,14 +354,14 @@ class ProcessGroup(dist.ProcessGroup):
         out = _dense(outputs)
         futures = [self.communicator.reduce_scatter_start(data, one, _op_name(opts))
                    for data, one in zip(_dense(inputs), out)]
-        return self._work(futures, outputs, _put_back(out, outputs))
+        return self._collective(futures, outputs, _put_back(out, outputs))
 
     def alltoall(self, outputs, inputs, opts=None):
         flat = _joined(outputs, fill=False)
         future = self.communicator.alltoall_start(
             _joined(inputs, fill=True), flat, [tensor.numel() for tensor in inputs],
             [tensor.numel() for tensor in outputs])
-        return self._work([future], outputs, _spread(flat, outputs))
+        return self._collective([future], outputs, _spread(flat, outputs))
 
     def alltoall_base(self, output, data, output_splits, input_splits, opts=None):
         """Splits count rows; empty ones mean equal parts."""
@@ -352,7 +369,7 @@ class ProcessGroup(dist.ProcessGroup):
         counts = [_elements(tensor, splits, self.communicator.size)
                   for tensor, splits in ((source, input_splits), (out[0], output_splits))]
         future = self.communicator.alltoall_start(source, out[0], *counts)
-        return self._work([future], [output], _put_back(out, [output]))
+        return self._collective([future], [output], _put_back(out, [output]))
 
     # As newer versions of torch call the same.
     all_gather_single = _allgather_base
@@ -362,7 +379,11 @@ class ProcessGroup(dist.ProcessGroup):
     all_to_all_single = alltoall_base
 
     def barrier(self, opts=None):
-        return self._work([self.communicator.barrier_start()], [])
+        """It is over when all collectives before it are, as with gloo. Messages may go on."""
+        before = [one for one in self._open if not one.is_completed()]
+        futures = [future for one in before for future in one._futures]
+        return self._collective([*futures, self.communicator.barrier_start()], [],
+                                lambda: [one._complete() for one in before])
 
     def send(self, tensors, to, tag=0):
         future = self.communicator.send_start(_dense([_one(tensors)])[0], to, tag)
