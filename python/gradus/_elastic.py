@@ -18,6 +18,17 @@ _LOST_PEERS = 76  # the launcher looks for the rank that failed first
 _log = logging.getLogger("gradus.elastic")
 
 
+class _HostMessages:
+    """In the place of a queue of Horovod's states, by which programs wait for a change."""
+
+    def __init__(self, state: "State") -> None:
+        self._state = state
+
+    def empty(self) -> bool:
+        """Whether this rank knows of no change."""
+        return not (self._state._hosts_updated or world.comm().change_wanted())
+
+
 class State:
     """What survives a change of the workers. save, restore and sync say how."""
 
@@ -27,6 +38,7 @@ class State:
         self._rank = get_rank
         self._reset_callbacks: List[Callable[[], None]] = []
         self._hosts_updated = False
+        self._host_messages = _HostMessages(self)
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
         """They are called after each change, to adapt the learning rate to size() say."""
@@ -51,8 +63,7 @@ class State:
     def check_host_updates(self) -> None:
         """Raises HostsUpdatedInterrupt on all ranks if one knows of workers that are to join or to
         leave. One small allreduce."""
-        wanted = self._hosts_updated or world.comm().change_wanted()
-        if any_of(wanted, "elastic.hosts_updated"):
+        if any_of(not self._host_messages.empty(), "elastic.hosts_updated"):
             raise HostsUpdatedInterrupt()
 
     def save(self) -> None:

@@ -64,8 +64,10 @@ assert set(left) == set(range(6, 11)) and len(left) == 6
 sampler.set_epoch(1)
 assert len(sampler) == 4
 
-# Any rank may ask for a change.
+# Any rank may ask for a change, and programs look whether one has.
+assert state._host_messages.empty()
 state.on_hosts_updated()
+assert not state._host_messages.empty()
 try:
     hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, x=1).check_host_updates()
     state.check_host_updates()
