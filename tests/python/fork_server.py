@@ -25,11 +25,15 @@ LENGTH = struct.Struct("I")
 def be_client(name, words):
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(f"\0{name}")
-    for number in PASSED_ON:
-        signal.signal(number, lambda number, _: connection.sendall(bytes([number])))
     request = json.dumps([words, dict(os.environ), os.getcwd()]).encode()
     connection.sendmsg([LENGTH.pack(len(request)) + request],
                        [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
+
+    def pass_on(number, _):
+        with contextlib.suppress(OSError):  # the forked process has ended
+            connection.sendall(bytes([number]))
+    for number in PASSED_ON:  # behind the request, or a signal would stand in its place
+        signal.signal(number, pass_on)
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in range(3):  # pipes end with the forked process
         os.dup2(nothing, number)
@@ -120,9 +124,10 @@ def serve(name):
                 os.close(key.fileobj)
                 if connection in events.get_map():
                     events.unregister(connection)
-                    connection.sendall(LENGTH.pack(status))
+                    with contextlib.suppress(OSError):  # the client was killed as well
+                        connection.sendall(LENGTH.pack(status))
                 connection.close()
-            elif key.fileobj in events.get_map():
+            elif key.fileobj.fileno() >= 0:  # it was not closed in this round
                 numbers = key.fileobj.recv(64)
                 if not numbers:  # the client was killed
                     events.unregister(key.fileobj)
