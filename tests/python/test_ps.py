@@ -310,10 +310,15 @@ def test_ps_what_cannot_be_is_refused_with_a_sentence(ranks):
 
 
 INTERRUPTED = '''
-def interrupted(call):
-    """Ctrl-C while call() waits."""
+def interrupted(call, has_begun=lambda: True):
+    """Ctrl-C while call() waits; on a busy machine maybe before, but not before has_begun()."""
+    def interrupt():
+        threading.Event().wait(0.05)
+        while not has_begun():
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
     try:
-        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Thread(target=interrupt).start()
         call()
     except KeyboardInterrupt:
         return True
@@ -333,7 +338,8 @@ assert tensors[0].pull().version == 0
 tensors[1].push(floats([4.0] * 3), first=1)
 waits.join()
 assert future.result() == (floats([7.0] * 3), 1)
-interrupted(lambda: one.barrier("all", 2))
+pushes = two.counters(0).pushes
+interrupted(lambda: one.barrier("all", 2), lambda: two.counters(0).pushes > pushes)
 interrupted(lambda: two.barrier("none", 3))
 two.barrier("all", 2)
 

@@ -256,9 +256,14 @@ assert sum(client.counters(server).late for server in range(client.servers)) > 0
 
 
 
-def interrupted(call):
+def interrupted(call, has_begun=lambda: True):
+    """Ctrl-C while call() waits; on a busy machine maybe before, but not before has_begun()."""
+    def interrupt():
+        while threading.Event().wait(0.05) or not has_begun():
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
     try:
-        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Thread(target=interrupt).start()
         call()
     except KeyboardInterrupt:
         return True
@@ -283,7 +288,7 @@ optimizer = Optimizer(line, RULE, lr=0.5, client=client, prefix="line.")
 begin = line.weight.detach().clone()
 line(torch.ones(1, 2)).sum().backward()
 if me == 0:
-    assert interrupted(optimizer.step)
+    assert interrupted(optimizer.step, lambda: len(optimizer._pending) == 2)
 client.barrier("pushed", 2)
 optimizer.step() if me == 1 else optimizer.zero_grad()
 assert optimizer.version == 1
