@@ -904,8 +904,8 @@ def _interruptibly(call: Callable[[], int], undo: Callable[[], None], *kept: Any
         if left:
             undo()
         kept  # noqa: B018
-    threading.Thread(target=run, name="gradus-join", daemon=True).start()
     try:
+        threading.Thread(target=run, name="gradus-join", daemon=True).start()
         while not over.wait(SLICE_S):
             pass
     except BaseException:

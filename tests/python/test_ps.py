@@ -343,6 +343,26 @@ interrupted(lambda: one.barrier("all", 2), lambda: two.counters(0).pushes > push
 interrupted(lambda: two.barrier("none", 3))
 two.barrier("all", 2)
 
+# A client that is not wanted any more leaves, also if Ctrl-C comes when its thread has just begun.
+start, begun = threading.Thread.start, []
+
+def interrupted_start(thread):
+    threading.Thread.start = start
+    start(thread)
+    begun.append(thread)
+    raise KeyboardInterrupt
+
+threading.Thread.start = interrupted_start
+refused(KeyboardInterrupt, lambda: gradus.ps.Client(worker=5))
+begun[0].join()
+again = None
+while again is None:
+    try:
+        again = gradus.ps.Client(worker=5)
+    except gradus.InUseError:  # the server has not seen it leave yet
+        pass
+again.close()
+
 # So it is where the library cannot be left.
 os.kill(server, signal.SIGSTOP)
 interrupted(lambda: one.declare("later", 3))
