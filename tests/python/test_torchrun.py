@@ -53,13 +53,15 @@ def test_torchrun_runs_python(torchrun, ranks, how):
     assert out == "__main__ ['--lr', '1']\n"
 
 
-def test_torchrun_begins_all_workers_anew(torchrun):
-    """Also after an exit code; the last one is the job's failure."""
+def test_torchrun_begins_all_workers_anew(torchrun, ranks):
+    """Also after an exit code; the last one is the job's failure. Rank 1 ends when rank 0 has
+    written its line."""
+    os.mkfifo(ranks.folder / "written")
     program = ["--no-python", "sh", "-c", "echo $RANK.$TORCHELASTIC_RESTART_COUNT; "
-               "[ $TORCHELASTIC_RESTART_COUNT = 2 ] || [ $RANK = 0 ] || exit 3; "
-               "[ $TORCHELASTIC_RESTART_COUNT = 2 ] || exec sleep 100"]
+               "[ $TORCHELASTIC_RESTART_COUNT = 2 ] && exit; "
+               "[ $RANK = 0 ] && echo >written && exec sleep 100; read line <written; exit 3"]
     out, err = torchrun("--nproc-per-node", 2, "--max-restarts", 2, *program)
-    assert {f"{rank}.{count}" for rank in range(2) for count in (1, 2)} <= set(out.split())
+    assert {f"{rank}.{count}" for rank in range(2) for count in range(3)} == set(out.split())
     assert err.count("torchrun: rank 1 ended with exit code 3\n") >= 2
     _, err = torchrun("--nproc-per-node", 2, *program, code=1)
     assert "rank 1" in err and "exited with code 3" in err
@@ -80,19 +82,23 @@ def test_torchrun_writes_output_to_files(torchrun, ranks):
     assert (logs / "rank.1.out").read_text() == "out1\n"
 
 
-def free_port():
+@pytest.fixture
+def port():
+    """One that nobody else gets meanwhile, but for who says SO_REUSEADDR, as the first node does.
+    A node that looks for it too early does not meet itself there either."""
     with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind(("", 0))
+        yield one.getsockname()[1]
 
 
 @pytest.mark.parametrize("backend", ["static", "c10d"])
-def test_torchrun_on_two_nodes(torchrun, ranks, backend):
+def test_torchrun_on_two_nodes(torchrun, ranks, port, backend):
     """Both are this host; by c10d it says itself who is first, so the other one is another way."""
     token = ranks.folder / "token"
     token.write_text("ab" * 32)
     token.chmod(0o600)
-    env, port = {"GRADUS_JOIN_TOKEN_FILE": str(token)}, free_port()
+    env = {"GRADUS_JOIN_TOKEN_FILE": str(token)}
     first = (["--node-rank=0", "--master-addr=127.0.0.1", f"--master-port={port}"]
              if backend == "static" else
              ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"])
@@ -110,11 +116,11 @@ def test_torchrun_on_two_nodes(torchrun, ranks, backend):
     ranks.gradus.wait_for_nothing()
 
 
-def test_torchrun_of_the_first_node_ends_in_order(torchrun, ranks):
+def test_torchrun_of_the_first_node_ends_in_order(torchrun, ranks, port):
     token = ranks.folder / "token"
     token.write_text("cd" * 32)
     token.chmod(0o600)
-    node = torchrun.start("--nnodes=1:2", "--master-addr=127.0.0.1", f"--master-port={free_port()}",
+    node = torchrun.start("--nnodes=1:2", "--master-addr=127.0.0.1", f"--master-port={port}",
                           "--no-python", "sh", "-c", "echo up; exec sleep 1000",
                           env={"GRADUS_JOIN_TOKEN_FILE": str(token)})
     assert blackbox.read_lines(node.stdout, 1) == ["up"]
