@@ -57,9 +57,10 @@ PermitRootLogin yes
         daemon = self.made.popen(host, [SSHD, "-D", "-e", "-f", config], stdout=subprocess.DEVNULL,
                                  stderr=subprocess.PIPE, text=True)
         self.daemons.append(daemon)
-        line = daemon.stderr.readline()
-        if "listening" not in line:
-            raise RuntimeError(f"sshd does not listen: {line}")
+        for _ in range(max(1, more.count("ListenAddress "))):
+            line = daemon.stderr.readline()
+            if "listening" not in line:
+                raise RuntimeError(f"sshd does not listen: {line}")
 
     def close(self):
         namespaces.stop(self.daemons)

@@ -137,10 +137,15 @@ class Machine:
 
 class Logins(sshd.Logins):
     def serve(self, host):
-        with socket.socket() as at:
-            at.bind((HOSTS[0], 0))
-            self.port = at.getsockname()[1]
+        self.held = socket.socket()  # so nobody else gets the port, but sshd, by SO_REUSEADDR
+        self.held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.held.bind(("", 0))
+        self.port = self.held.getsockname()[1]
         super().serve(host, self.port, "".join(f"ListenAddress {one}\n" for one in HOSTS))
+
+    def close(self):
+        super().close()
+        self.held.close()
 
 
 @pytest.fixture
@@ -274,7 +279,7 @@ except KeyboardInterrupt:
     process = ranks.gradus.start(*words[1:], program=words[0], env=env)
     assert process.stdout.readline().endswith("begun\n")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=blackbox.TIMEOUT_S)
     assert out.splitlines()[-1] == "interrupted" and process.returncode == 0, out + err
     ranks.gradus.wait_for_nothing()
 
@@ -331,7 +336,7 @@ def test_ctrl_c_ends_the_slurm_job(ranks, program, slurm):  # noqa: F811
     process = ranks.gradus.start(*words[1:], program=words[0], env=env)
     assert process.stdout.readline().endswith("begun\n")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=blackbox.TIMEOUT_S)
     assert out.splitlines()[-1] == "interrupted" and process.returncode == 0, out + err
     blackbox.wait_until(lambda: slurm("squeue", "-h") == "", "the end of the job")
     ranks.gradus.wait_for_nothing()
