@@ -217,10 +217,11 @@ class PodApi(kube_api.Api):
                  space)
 
     def pod_state(self, name, phase, state, space="team", **status):
-        pod = self.get(PODS, name, space)
-        pod["status"].update(phase=phase, **status)
-        pod["status"]["containerStatuses"][0]["state"] = state
-        self.put(PODS, pod, space)
+        with self.changed:  # or one that is deleted meanwhile would be there again
+            pod = self.get(PODS, name, space)
+            pod["status"].update(phase=phase, **status)
+            pod["status"]["containerStatuses"][0]["state"] = state
+            self.put(PODS, pod, space)
 
     def init_pod(self, name, space="team"):
         """Its first container runs."""
