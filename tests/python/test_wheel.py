@@ -17,6 +17,12 @@ pytest.importorskip("wheel")
 pytest.importorskip("pip")
 
 
+def copy_package(folder):
+    """The build writes beside its sources. Byte code that others write or replace stays there."""
+    shutil.copytree(SOURCE / "python", folder / "python",
+                    ignore=shutil.ignore_patterns("__pycache__"))
+
+
 def clean(environment):
     """Without what would find the package elsewhere."""
     return {name: value for name, value in environment.items()
@@ -24,7 +30,7 @@ def clean(environment):
 
 
 def test_wheel_installs_and_runs_the_lines_of_the_page(gradus, tmp_path):
-    shutil.copytree(SOURCE / "python", tmp_path / "python")  # the build writes beside its sources
+    copy_package(tmp_path)
     env = gradus.environment({"GRADUS_BUILD_DIR": str(gradus.build), "PIP_NO_INDEX": "1",
                               "PIP_DISABLE_PIP_VERSION_CHECK": "1"})
 
@@ -65,7 +71,7 @@ def test_wheel_installs_and_runs_the_lines_of_the_page(gradus, tmp_path):
 
 
 def test_wheel_without_a_build_says_what_to_do(tmp_path):
-    shutil.copytree(SOURCE / "python", tmp_path / "python")
+    copy_package(tmp_path)
     done = subprocess.run([sys.executable, "setup.py", "-q", "build"], cwd=tmp_path / "python",
                           capture_output=True, text=True,
                           env={**os.environ, "GRADUS_BUILD_DIR": "/nowhere"})
