@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from conftest import SOURCE
+from conftest import SOURCE, blackbox
 
 sys.path.append(str(SOURCE / "tests/blackbox"))
 import kube_api  # noqa: E402
@@ -344,7 +344,7 @@ def jobs_of(api, count):
 
 
 def is_over(process):
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=blackbox.TIMEOUT_S)
     assert process.returncode == 0, out + err
     return out.splitlines()
 

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from conftest import blackbox
+
 MODULE = '''
 import os
 import signal
@@ -177,6 +179,6 @@ def test_run_ends_with_ctrl_c_and_leaves_nothing(ranks):
     process = ranks.gradus.start(*words[1:], program=words[0], env=ranks.environment)
     assert process.stdout.readline().endswith("begun\n")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=blackbox.TIMEOUT_S)
     assert out.splitlines()[-1] == "interrupted" and process.returncode == 0, out + err
     ranks.gradus.wait_for_nothing()

@@ -12,7 +12,7 @@ import threading
 
 import pytest
 
-from conftest import SOURCE
+from conftest import SOURCE, blackbox
 
 sys.path.append(str(SOURCE / "tests/blackbox"))
 import kube_api  # noqa: E402
@@ -172,7 +172,7 @@ def begins(ranks, api):
 
 
 def is_over(process):
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=blackbox.TIMEOUT_S)
     assert process.returncode == 0, out + err
     return out.splitlines(), err
 
