@@ -15,6 +15,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, IO, Iterator, List, Optional, Sequence
 
+_LOOK_S = 0.2  # a wait lets Python look so often for signals that have come before it began
 _ERRORS = 40  # lines of stderr that are kept, for errors
 _LINES = 10000  # lines of both that are kept, for logs
 _MARK = "\x1egradus "  # in front of a report, which is JSON
@@ -128,13 +129,17 @@ class Process:
 
     def wait(self, timeout: Optional[float] = None) -> Optional[int]:
         """The exit code, when all output is shown; None when the time is over."""
+        deadline = Deadline(timeout)
+        for reader in self._readers:  # they end with it
+            while reader.is_alive():
+                left = deadline.left()
+                reader.join(_LOOK_S if left is None else min(_LOOK_S, left))
+                if reader.is_alive() and left == 0:
+                    return None
         try:
-            code = self._process.wait(timeout)
+            return self._process.wait(deadline.left())
         except subprocess.TimeoutExpired:
             return None
-        for reader in self._readers:
-            reader.join()
-        return code
 
     def finish(self, timeout: Optional[float] = None) -> Optional[int]:
         """As wait(). Ctrl-C ends the process, a second one at once."""

@@ -167,18 +167,34 @@ def test_run_names_an_error_that_cannot_travel_and_writes_beside_a_dead_worker(r
         ''') == ["0 None True", "[5]"]
 
 
-def test_run_ends_with_ctrl_c_and_leaves_nothing(ranks):
+@pytest.mark.parametrize("how", ["at once", "unseen"])
+def test_run_ends_with_ctrl_c_and_leaves_nothing(ranks, how):
+    """Also with one that interrupts no call of the main thread, as one that comes just before a
+    wait."""
     words = program(ranks, '''
+        import signal
+        import sys
+        import threading
         import gradus
         import functions
+
+        def interrupt():
+            if sys.stdin.readline():
+                signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        threading.Thread(target=interrupt).start()
         try:
             gradus.run(functions.forever, num_proc=2)
         except KeyboardInterrupt:
             print("interrupted", flush=True)
         ''')
-    process = ranks.gradus.start(*words[1:], program=words[0], env=ranks.environment)
+    process = ranks.gradus.start(*words[1:], program=words[0], env=ranks.environment,
+                                 stdin=subprocess.PIPE)
     assert process.stdout.readline().endswith("begun\n")
-    process.send_signal(signal.SIGINT)
+    if how == "unseen":
+        process.stdin.write("now\n")
+        process.stdin.flush()
+    else:
+        process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=blackbox.TIMEOUT_S)
     assert out.splitlines()[-1] == "interrupted" and process.returncode == 0, out + err
     ranks.gradus.wait_for_nothing()
