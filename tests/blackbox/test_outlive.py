@@ -14,7 +14,7 @@ import struct
 import subprocess
 
 import pytest
-from conftest import (TIMEOUT_S, finish, lines_of, read_lines, sha256_of, unhurried,
+from conftest import (LEISURELY, TIMEOUT_S, finish, lines_of, read_lines, sha256_of, unhurried,
                       wait_for_event, wait_until, write_digits)
 from processes import children
 
@@ -277,7 +277,7 @@ def test_time_without_a_launcher_is_limited(host, job, tmp_path):
     long = write_digits(tmp_path, 10000)
     launcher = host.start("run", "-np", 2, "--outlive", "200ms", "--grace", "60s", "--name",
                           "short", "--output", tmp_path / "out", "--checkpoint-to",
-                          tmp_path / "saved", long)
+                          tmp_path / "saved", "--chaos", LEISURELY, long)
     read_lines(launcher.stdout, 1)
     launcher.kill()
     launcher.communicate(timeout=TIMEOUT_S)
@@ -412,7 +412,8 @@ def test_job_file_that_is_a_pipe_is_read_once(host, tmp_path):
 def test_stop_writes_a_checkpoint(host, tmp_path):
     long = write_digits(tmp_path, 10000)
     launcher = host.start("run", "-np", 2, "--grace", "60s", "--name", "long", "--output",
-                          tmp_path / "out", "--checkpoint-to", tmp_path / "saved", long)
+                          tmp_path / "out", "--checkpoint-to", tmp_path / "saved", "--chaos",
+                          LEISURELY, long)
     read_lines(launcher.stdout, 1)
     launcher.kill()
     launcher.communicate(timeout=TIMEOUT_S)
@@ -436,7 +437,7 @@ def test_stop_now_kills_who_does_not_end(host, script, tmp_path):
 def test_attached_launcher_hands_signals_on(host, tmp_path):
     long = write_digits(tmp_path, 10000)
     launcher = host.start("run", "-np", 2, "--grace", "60s", "--name", "long", "--output",
-                          tmp_path / "out", long)
+                          tmp_path / "out", "--chaos", LEISURELY, long)
     read_lines(launcher.stdout, 1)
     launcher.kill()
     launcher.communicate(timeout=TIMEOUT_S)

@@ -9,7 +9,7 @@ import re
 import signal
 
 import pytest
-from conftest import TIMEOUT_S, finish, read_lines, sha256_of, unhurried, wait_until
+from conftest import LEISURELY, TIMEOUT_S, finish, read_lines, sha256_of, unhurried, wait_until
 from processes import children, kill_agent, name
 from test_outlive import (echo, host, jobs_of, start_waiting, state_of,  # noqa: F401
                           wait_for_state, workers_of)
@@ -154,7 +154,7 @@ def test_launcher_and_supervisor_are_killed(host, echo, tmp_path, first, again):
 def test_deputy_replaces_workers(host, job, tmp_path):
     """They record for the process that supervises them now."""
     launcher = host.start("run", "-np", 3, "--grace", "60s", "--output", tmp_path / "out", "--set",
-                          "epochs=100000", job)
+                          "epochs=100000", "--chaos", LEISURELY, job)
     read_lines(launcher.stdout, 3)
     before = workers_of(host)
     with frozen(before):
