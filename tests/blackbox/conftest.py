@@ -44,13 +44,13 @@ LEISURELY = "slow:rank=0,by=20ms,again"
 
 
 @contextlib.contextmanager
-def unhurried(folder, step=23):
+def unhurried(folder, step=23, by="250ms"):
     """What --chaos is to be so that a job goes on, but is not over before this context is left,
     however busy the machine is: from `step` on (the digits have 22 an epoch) none takes less than
-    a quarter of a second."""
+    `by`."""
     over = folder / "over"
     try:
-        yield f"slow:rank=0,by=250ms,again,until={over}@step={step}"
+        yield f"slow:rank=0,by={by},again,until={over}@step={step}"
     finally:
         over.touch()
 
@@ -237,6 +237,14 @@ def sanitizer_words(library):
         return []
     # Python's own leaks are not ours.
     return ["env", f"LD_PRELOAD={runtimes[0]}", "ASAN_OPTIONS=detect_leaks=0"]
+
+
+def preload(gradus, name):
+    """The environment in which all that is started loads such a library of the tests first; but a
+    sanitizer's runtime wants to be before it."""
+    runtime = [word.removeprefix("LD_PRELOAD=") for word in sanitizer_words(gradus.program)
+               if word.startswith("LD_PRELOAD=")]
+    return {"LD_PRELOAD": ":".join([*runtime, str(gradus.build / f"tests/{name}.so")])}
 
 
 def is_sanitized():

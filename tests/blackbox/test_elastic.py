@@ -6,8 +6,8 @@ import random
 import signal
 
 import pytest
-from conftest import (LEISURELY, TIMEOUT_S, finish, lines_of, sanitizer_words, seeds, sha256_of,
-                      unhurried, wait_until)
+from conftest import (LEISURELY, TIMEOUT_S, finish, lines_of, preload, seeds, sha256_of, unhurried,
+                      wait_until)
 from test_recovery import kill_one, told, wait_for_moment, workers_of
 
 EPOCHS = 30
@@ -128,13 +128,6 @@ def is_stopped(pid):
         return False
 
 
-def preloads(gradus):
-    """stop_joining_worker.c; a sanitizer's runtime wants to be first."""
-    sanitizer = [word.removeprefix("LD_PRELOAD=") for word in sanitizer_words(gradus.program)
-                 if word.startswith("LD_PRELOAD=")]
-    return ":".join([*sanitizer, str(gradus.build / "tests/stop_joining_worker.so")])
-
-
 def kill_joining_workers(gradus, launcher, output, stops_at, step):
     """Kills joining workers that stop with ever more sockets, `step` more each time, until one
     is in or is waited for. Returns the number that were killed."""
@@ -179,7 +172,8 @@ def test_elastic_joining_worker_is_killed_disturbs_nobody(gradus, job, undisturb
     with unhurried(tmp_path) as slow:
         launcher = gradus.start("run", "-np", 2, "--max-workers", 3, "--restarts", 20, "--link",
                                 link, "--output", output, "--chaos", slow, job,
-                                env={"LD_PRELOAD": preloads(gradus), "TEST_STOPS_AT": stops_at})
+                                env={**preload(gradus, "stop_joining_worker"),
+                                     "TEST_STOPS_AT": stops_at})
         assert kill_joining_workers(gradus, launcher, output, stops_at, step) > 0
     _, err = finish(launcher)
     assert "the job goes on with 2 workers, and another one is started" in err

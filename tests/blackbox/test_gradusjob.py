@@ -8,16 +8,19 @@ import pathlib
 import signal
 
 import pytest
-from conftest import cases, is_sanitized, lines_of, sha256_of, wait_for_event
+from conftest import (TIMEOUT_S, cases, is_sanitized, lines_of, preload, sha256_of, unhurried,
+                      wait_for_event, wait_until)
+from processes import children, state_of
 
 EPOCHS = 12 if is_sanitized() else 20
 WORKERS = 4
 
 
 class Run:
-    """A `gradus run -f` of the digits, whose output is in a claim."""
+    """A `gradus run -f` of the digits, whose output is in a claim. `chaos`: faults of its
+    workers, for which a manifest has no place (chaos_in_job.c)."""
 
-    def __init__(self, gradus, job_file, workers=WORKERS, watch=False, **spec):
+    def __init__(self, gradus, job_file, workers=WORKERS, watch=False, chaos=None, **spec):
         settings = json.loads(gradus.document("-np", 1, job_file).read_text())["job"]
         del settings["output"], settings["checkpoint"]  # its folder is in the output
         self.gradus, self.output = gradus, gradus.folder / "claim"
@@ -27,11 +30,22 @@ class Run:
                              "checkpointVolume": {"persistentVolumeClaim": {"claimName": "claim"}},
                              **spec}}
         (gradus.folder / "job.json").write_text(json.dumps(manifest))
+        more = preload(gradus, "chaos_in_job") | {"TEST_CHAOS": chaos} if chaos else {}
         self.process = gradus.start("run", *["--watch"] * watch, "-f", "job.json",
-                                    env={"OMP_NUM_THREADS": "1"})
+                                    env={"OMP_NUM_THREADS": "1"} | more)
 
     def wait_for(self, event, count=1):
         wait_for_event(self.output, event, count)
+
+    def wait_until_known_to_run(self):
+        """The loss of a worker ends the attempt where the operator does not know yet that all run.
+        Pods tell it when they have begun: those that train and stand still have; and when it
+        stands still as well, it has heard it."""
+        def stand_still():
+            launcher = self.process.pid
+            return all(state_of(pid) == "S" for pid in (*children(launcher), launcher))
+        self.wait_for("epoch")
+        wait_until(stand_still, "the operator to know that all run")
 
     def signal_worker(self, rank, number):
         for pid in self.gradus.remains():
@@ -44,7 +58,7 @@ class Run:
         raise AssertionError(f"no worker {rank}")
 
     def end(self, code=0):
-        out, said = self.process.communicate(timeout=120)
+        out, said = self.process.communicate(timeout=TIMEOUT_S)
         assert self.process.returncode == code, out + said
         assert not self.gradus.remains()
         return out + said
@@ -71,11 +85,12 @@ def changes_of(run):
 
 @pytest.mark.parametrize("victims", cases(3, [(0,), (WORKERS - 1,), (2, 0)]))
 def test_killed_workers_cost_no_restart(gradus, job, undisturbed, victims):
-    run = Run(gradus, job)
-    run.wait_for("epoch")
-    for count, victim in enumerate(victims):
-        run.signal_worker(victim, signal.SIGKILL)
-        run.wait_for("recovered", count + 1)
+    with unhurried(gradus.folder) as slow:
+        run = Run(gradus, job, chaos=slow)
+        run.wait_until_known_to_run()
+        for count, victim in enumerate(victims):
+            run.signal_worker(victim, signal.SIGKILL)
+            run.wait_for("recovered", count + 1)
     said = run.end()
     assert "Restarting" not in said and "GradusJobSucceeded" in said, said
     assert sha256_of(run.output) == undisturbed
@@ -85,22 +100,25 @@ def test_killed_workers_cost_no_restart(gradus, job, undisturbed, victims):
 
 @pytest.mark.long
 def test_more_than_half_killed_all_begin_anew(gradus, job, undisturbed):
-    run = Run(gradus, job)
-    run.wait_for("epoch")
-    for number in (signal.SIGSTOP, signal.SIGKILL):  # all in the same generation
-        for victim in (1, 2, 3):
-            run.signal_worker(victim, number)
+    with unhurried(gradus.folder) as slow:
+        run = Run(gradus, job, chaos=slow)
+        run.wait_until_known_to_run()
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # all in the same generation
+            for victim in (1, 2, 3):
+                run.signal_worker(victim, number)
     said = run.end()
     assert "GradusJobRestarting" in said and "GradusJobSucceeded" in said, said
     assert sha256_of(run.output) == undisturbed
 
 
 def test_worker_asked_alone_does_not_end_the_job(gradus, job, undisturbed):
-    run = Run(gradus, job)
-    run.wait_for("epoch")
-    run.signal_worker(1, signal.SIGTERM)
-    run.wait_for("epoch", 4)
-    run.signal_worker(1, signal.SIGKILL)
+    with unhurried(gradus.folder, step=3 * 22) as slow:
+        run = Run(gradus, job, chaos=slow)
+        run.wait_until_known_to_run()
+        run.signal_worker(1, signal.SIGTERM)
+        run.wait_for("epoch", 3)
+        run.signal_worker(1, signal.SIGKILL)
+        run.wait_for("recovered")
     said = run.end()
     assert "Restarting" not in said and "stopped after" not in said, said
     assert sha256_of(run.output) == undisturbed
@@ -108,12 +126,14 @@ def test_worker_asked_alone_does_not_end_the_job(gradus, job, undisturbed):
 
 
 def test_another_number_goes_on_from_the_step_at_which_all_were_asked(gradus, job, undisturbed):
-    run = Run(gradus, job)
-    for epochs, workers in ((1, 2), (8, 3)):
-        run.wait_for("epoch", epochs)
-        run.process.send_signal(signal.SIGTERM)
-        assert "stopped after step" in run.end(1)
-        run = Run(gradus, job, workers)
+    for epochs, workers in ((1, 4), (8, 2)):
+        with unhurried(gradus.folder, step=epochs * 22 + 1) as slow:
+            run = Run(gradus, job, workers, chaos=slow)
+            run.wait_for("epoch", epochs)
+            run.process.send_signal(signal.SIGTERM)
+            assert "stopped after step" in run.end(1)
+        (gradus.folder / "over").unlink()
+    run = Run(gradus, job, 3)
     run.end()
     assert sha256_of(run.output) == undisturbed
     starts = [line for line in lines_of(run.output) if line["event"] == "start"]

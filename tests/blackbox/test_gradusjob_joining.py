@@ -5,7 +5,7 @@ import random
 import signal
 
 import pytest
-from conftest import is_sanitized, lines_of, sha256_of, wait_until
+from conftest import is_sanitized, lines_of, sha256_of, unhurried, wait_until
 from test_gradusjob import WORKERS, Run, changes_of
 
 EPOCHS = 60 if is_sanitized() else 300
@@ -52,14 +52,15 @@ def check(run, undisturbed):
 def test_every_worker_is_replaced_and_takes_over_in_its_turn(gradus, job, undisturbed):
     """The coordinator is with the first one, and with the next one each time: in the end with one
     that has joined."""
-    run = Run(gradus, job)
-    run.wait_for("epoch")
-    for victim in (*range(WORKERS), 0):
-        before = len(changes_of(run))
-        kill(run, victim)
-        wait_until(lambda known=before: len(changes_of(run)) > known or is_over(run), "the loss")
-        wait_until_full(run)
-    assert changes_of(run)[-1] == WORKERS and not is_over(run)
+    with unhurried(gradus.folder, by="50ms") as slow:
+        run = Run(gradus, job, chaos=slow)
+        run.wait_until_known_to_run()
+        for victim in (*range(WORKERS), 0):
+            before = len(changes_of(run))
+            kill(run, victim)
+            wait_until(lambda known=before: len(changes_of(run)) > known or is_over(run), "it")
+            wait_until_full(run)
+        assert changes_of(run)[-1] == WORKERS and not is_over(run)
     assert count(run, "recovered") == WORKERS + 1
     check(run, undisturbed)
 
@@ -70,7 +71,7 @@ def test_workers_killed_at_random_moments_are_replaced(gradus, job, undisturbed,
     """Also while another one joins: more than half of those that ran last are left each time."""
     chance = random.Random(seed)
     run = Run(gradus, job)
-    run.wait_for("epoch")
+    run.wait_until_known_to_run()
     for _ in range(6):
         run.wait_for("epoch", count(run, "epoch") + chance.randint(1, 6))
         if is_over(run):

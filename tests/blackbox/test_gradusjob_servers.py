@@ -8,10 +8,10 @@ import pathlib
 import signal
 
 import pytest
-from conftest import cases, is_sanitized, lines_of, sha256_of, wait_until
+from conftest import cases, lines_of, sha256_of, unhurried, wait_until
 from test_gradusjob import Run
 
-EPOCHS, EVAL_EVERY = (40, 40) if is_sanitized() else (250, 250)
+EPOCHS, EVAL_EVERY = 40, 40
 WORKERS = 2
 
 
@@ -33,20 +33,21 @@ def servers_of(gradus):
     return found
 
 
-def start(gradus, path, servers, **spec):
-    run = Run(gradus, path, WORKERS, servers={"replicas": servers}, **spec)
-    run.wait_for("epoch")
+def start(gradus, path, servers, chaos):
+    run = Run(gradus, path, WORKERS, servers={"replicas": servers}, chaos=chaos)
+    run.wait_until_known_to_run()
     return run
 
 
 @pytest.mark.parametrize("victim", cases(2, [1, 0]))
 def test_killed_server_is_replaced_while_the_job_runs(gradus, with_ps, undisturbed, victim):
-    run = start(gradus, with_ps, 3)
-    pid, words = servers_of(gradus)[victim]
-    assert "--replace" not in words
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: "--replace" in servers_of(gradus).get(victim, (0, []))[1], "another server")
-    assert not [line for line in lines_of(run.output) if line["event"] == "end"], "it was too fast"
+    with unhurried(gradus.folder) as slow:
+        run = start(gradus, with_ps, 3, slow)
+        pid, words = servers_of(gradus)[victim]
+        assert "--replace" not in words
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: "--replace" in servers_of(gradus).get(victim, (0, []))[1], "another one")
+        assert not [line for line in lines_of(run.output) if line["event"] == "end"], "too fast"
     said = run.end()
     assert "Restarting" not in said and "GradusJobSucceeded" in said, said
     assert said.count("GradusJobServerReplaced") == 1, said
@@ -57,8 +58,9 @@ def test_killed_server_is_replaced_while_the_job_runs(gradus, with_ps, undisturb
 @pytest.mark.long
 @pytest.mark.parametrize("servers", [1, 2])
 def test_server_that_others_cannot_do_without_all_begin_anew(gradus, with_ps, undisturbed, servers):
-    run = start(gradus, with_ps, servers)
-    os.kill(servers_of(gradus)[0][0], signal.SIGKILL)
+    with unhurried(gradus.folder) as slow:
+        run = start(gradus, with_ps, servers, slow)
+        os.kill(servers_of(gradus)[0][0], signal.SIGKILL)
     said = run.end()
     assert "GradusJobRestarting" in said and "GradusJobSucceeded" in said, said
     assert sha256_of(run.output) == undisturbed
@@ -66,17 +68,19 @@ def test_server_that_others_cannot_do_without_all_begin_anew(gradus, with_ps, un
 
 def test_suspended_job_saves_what_its_servers_keep(gradus, with_ps, undisturbed):
     """And goes on with another number of them, from the step at which it was suspended."""
-    run = Run(gradus, with_ps, WORKERS, servers={"replicas": 2}, watch=True)
-    run.wait_for("epoch", 2)
-    manifest = json.loads((gradus.folder / "job.json").read_text())
+    manifest = {}
 
     def change(is_suspended, servers):
         manifest["spec"].update(runPolicy={"suspend": is_suspended}, servers={"replicas": servers})
         (gradus.folder / "next.json").write_text(json.dumps(manifest))
         os.replace(gradus.folder / "next.json", gradus.folder / "job.json")
 
-    change(True, 2)
-    run.wait_for("stopped")
+    with unhurried(gradus.folder, step=2 * 22 + 1) as slow:
+        run = Run(gradus, with_ps, WORKERS, servers={"replicas": 2}, watch=True, chaos=slow)
+        run.wait_for("epoch", 2)
+        manifest.update(json.loads((gradus.folder / "job.json").read_text()))
+        change(True, 2)
+        run.wait_for("stopped")
     wait_until(lambda: not servers_of(gradus), "the end of the servers")
     change(False, 3)
     said = run.end()
@@ -89,9 +93,10 @@ def test_suspended_job_saves_what_its_servers_keep(gradus, with_ps, undisturbed)
 
 def test_signal_ends_workers_before_their_servers(gradus, with_ps):
     """So what the servers keep is saved."""
-    run = start(gradus, with_ps, 2)
-    run.process.send_signal(signal.SIGTERM)
-    said = run.end(1)
+    with unhurried(gradus.folder) as slow:
+        run = start(gradus, with_ps, 2, slow)
+        run.process.send_signal(signal.SIGTERM)
+        said = run.end(1)
     stops = [line["step"] for line in lines_of(run.output) if line["event"] == "stopped"]
     assert len(stops) == 1 and "SIGTERM: the pods end" in said, said
     assert gradus("checkpoint", "verify", run.output / "checkpoints").returncode == 0
