@@ -53,18 +53,33 @@ def python(program):
 
 
 # ---- The kinds -----------------------------------------------------------------------------------
+# The last thing that a program of three tasks does: that with which the job ends, is_last, waits
+# until the others have done all that is looked at, for they are not waited for.
+LAST = """
+if is_last:
+    all_did = os.open("all-did", os.O_RDWR)
+    for _ in range(2):
+        os.read(all_did, 1)
+else:
+    os.write(os.open("all-did", os.O_WRONLY), b"x")
+"""
+
+
 def test_pytorch_job_pods_know_rank_master_and_names(gradus):
     program = """
 import os, socket
 e = os.environ
-print(e["RANK"], e["WORLD_SIZE"], e["MASTER_ADDR"], e["MASTER_PORT"], socket.gethostname())
+print(e["RANK"], e["WORLD_SIZE"], e["MASTER_ADDR"], e["MASTER_PORT"], socket.gethostname(),
+      flush=True)
 mine, master = socket.gethostbyname(socket.gethostname()), socket.gethostbyname(e["MASTER_ADDR"])
 endings = [".default", ".default.svc", ".default.svc.cluster.local"]
 assert {socket.gethostbyname("train-master-0" + ending) for ending in endings} == {master}
 assert mine.startswith("127.") and (mine == master) == (e["RANK"] == "0")
-if e["RANK"] == "0":
+is_last = e["RANK"] == "0"
+if is_last:
     server = socket.create_server((mine, 0))
-"""
+""" + LAST
+    os.mkfifo(gradus.folder / "all-did")
     done = run(gradus, job("PyTorchJob", {"Master": role("PyTorchJob", python(program)),
                                           "Worker": role("PyTorchJob", python(program), 2)}))
     for rank, pod in enumerate(["train-master-0", "train-worker-0", "train-worker-1"]):
@@ -134,6 +149,8 @@ me = config["cluster"][role][index]
 for _ in hosts:
     assert server.accept()[0].recv(100).decode() == me
 print(role, index, "of", len(hosts), flush=True)
+is_last = (role, index) == ("worker", 0)
+""" + LAST + """
 if role == "ps":
     signal.pause()
 """
@@ -141,6 +158,7 @@ if role == "ps":
 
 def run_tf_job(gradus, *command, **more):
     """Its tasks connect to each other when all of them listen."""
+    os.mkfifo(gradus.folder / "all-did")
     program = python(TF_PROGRAM)
     asked = job("TFJob", {"PS": role("TFJob", program), "Worker": role("TFJob", program, 2)})
     (gradus.folder / "job.json").write_text(json.dumps(asked))
@@ -313,7 +331,7 @@ import torch, torch.distributed as d
 d.init_process_group("gloo")
 t = torch.ones(3) * (d.get_rank() + 1)
 d.all_reduce(t)
-print(d.get_rank(), t.tolist())
+print(d.get_rank(), t.tolist(), flush=True)
 d.barrier()
 """
     done = run(gradus, job("PyTorchJob", {
@@ -463,7 +481,7 @@ def test_signal_ends_all_pods_in_order(gradus, number):
     process = gradus.start("run", "-f", "job.json")
     wait_for_line(process, "ready")
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 1, err
     assert lines(out, "train-master-0") == ["ended"]
     assert not gradus.remains()
@@ -500,7 +518,7 @@ def test_killed_pod_process_fails_its_pod_and_leaves_nothing(gradus):
     wait_for_line(process, "ready")
     os.kill(next(pid for pid, name in gradus.remains().items() if name == "gradus-pod"),
             signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 1 and "Failed      True" in err
     assert not gradus.remains()
 
@@ -514,7 +532,7 @@ setsid sleep 1000 & echo $! >again; echo ready; wait"""
     wait_for_line(process, "ready")
     os.kill(next(pid for pid, name in gradus.remains().items() if name == "gradus-pod"),
             signal.SIGKILL)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, err
     assert lines(out, "train-worker-0") == ["clean"]
     assert not gradus.remains()
@@ -692,7 +710,7 @@ def test_recorded_examples_are_accepted_and_start(gradus):
         process = gradus.start("run", "-f", manifest)
         wait_for_event(process, manifest)
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=TIMEOUT_S)
         assert process.returncode in (0, 1), (manifest, err)
         assert not gradus.remains()
 
