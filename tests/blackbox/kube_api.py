@@ -8,6 +8,7 @@ import copy
 import http.server
 import itertools
 import json
+import os
 import re
 import select
 import socket
@@ -21,6 +22,7 @@ PATH = re.compile(r"/(?:api|apis/(?P<group>[^/]+))/(?P<version>[^/]+)"
                   r"(?:/namespaces/(?P<space>[^/]+)(?=/))?/(?P<plural>[^/]+)"
                   r"(?:/(?P<name>[^/]+)(?:/(?P<sub>[^/]+))?)?$")
 LOOK_S = 0.05  # how soon a watch sees that its client has left
+PATIENCE_S = float(os.environ.get("GRADUS_TEST_TIMEOUT_S", "60"))
 REASONS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound",
            409: "Conflict", 410: "Expired", 422: "Invalid", 429: "TooManyRequests",
            500: "InternalError", 503: "ServiceUnavailable", 504: "Timeout"}
@@ -115,7 +117,10 @@ class Api:
         self.context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
         self.context.load_verify_locations(certificates / "ca.pem")
         self.context.verify_mode = ssl.CERT_OPTIONAL
-        self.port = 0
+        self.place = socket.socket()  # the port is ours, also while nobody listens at it
+        self.place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.place.bind(("127.0.0.1", 0))
+        self.port = self.place.getsockname()[1]
         self.start()
 
     def start(self):
@@ -126,7 +131,6 @@ class Api:
         self.server.api = self
         self.server.server_bind()
         self.server.server_activate()
-        self.port = self.server.server_address[1]
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True)
         self.thread.start()
 
@@ -200,7 +204,7 @@ class Api:
             self.raw.append(data)
             self.changed.notify_all()
 
-    def wait(self, condition, what="the server", timeout_s=60):
+    def wait(self, condition, what="the server", timeout_s=PATIENCE_S):
         with self.changed:
             assert self.changed.wait_for(condition, timeout_s), f"waited for {what}"
 

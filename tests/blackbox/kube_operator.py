@@ -124,8 +124,9 @@ class Cluster:
         return self.api.objects.get((MPIJOBS, space, name))
 
     def pods(self, name):
-        return {key[2]: thing for key, thing in self.api.objects.items() if key[0] == PODS
-                and thing["metadata"]["labels"].get("training.kubeflow.org/job-name") == name}
+        with self.api.changed:
+            return {key[2]: thing for key, thing in self.api.objects.items() if key[0] == PODS
+                    and thing["metadata"]["labels"].get("training.kubeflow.org/job-name") == name}
 
     def change(self, resource, name, what):
         """what(object): to an object, as if by somebody else."""
@@ -190,10 +191,12 @@ class Cluster:
 
     def assert_once(self):
         """No object was made twice but for one that was deleted, and nobody tried to."""
-        twice = {key: count for key, count in self.api.created.items()
-                 if count > 1 and not key[0].endswith("/events")}
+        with self.api.changed:
+            twice = {key: count for key, count in self.api.created.items()
+                     if count > 1 and not key[0].endswith("/events")}
         assert not twice
 
     def events(self, name):
-        return [thing for key, thing in self.api.objects.items() if key[0] == "/v1/events"
-                and thing["involvedObject"]["name"] == name]
+        with self.api.changed:
+            return [thing for key, thing in self.api.objects.items() if key[0] == "/v1/events"
+                    and thing["involvedObject"]["name"] == name]

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
@@ -208,10 +209,13 @@ def test_wrong_keys_are_told(api, cluster, code):
             "there are no keys for s3://", "AWS_ACCESS_KEY_ID")
 
 
-def test_store_that_is_not_there_is_told(api, cluster, store, code):
-    store.close()
-    refused(api, submit(cluster, "--code", "code", "--upload", "s3://code/", "--", "true"),
-            f"{store.url}/code/gradus-")
+def test_store_that_is_not_there_is_told(api, cluster, code):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        cluster.settings["AWS_ENDPOINT_URL"] = url
+        refused(api, submit(cluster, "--code", "code", "--upload", "s3://code/", "--", "true"),
+                f"{url}/code/gradus-")
 
 
 @pytest.mark.parametrize("words, sentence", [
