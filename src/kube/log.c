@@ -42,6 +42,7 @@ struct gr_kube_log {
     int64_t stamps[STAMPS];
     uint64_t stamped, replay, replay_end;
     int64_t newest_us;
+    int64_t ended_us; /* as of when a log was at its end: what comes then may be another one's */
     line_state state;
     char stamp[STAMP_BYTES];
     size_t stamp_bytes;
@@ -128,6 +129,8 @@ static void show(gr_kube_log *log, const char *bytes, size_t size_bytes, bool en
     }
 }
 
+static void read_previous(gr_kube_log *log);
+
 static void take_bytes(void *arg, const char *bytes, size_t size_bytes)
 {
     gr_kube_log *log = arg;
@@ -152,6 +155,7 @@ static void take_bytes(void *arg, const char *bytes, size_t size_bytes)
         log->state = newline != NULL ? LINE_STAMP : log->state;
         at = end;
     }
+    read_previous(log);
 }
 
 /* The connection is gone. A line that has begun comes again as a whole, unless it is the last. */
@@ -204,6 +208,11 @@ static void end_stream(void *arg, const gr_kube_answer *answer)
     log->call = NULL;
     log->reads_previous = false;
     leave_line(log, is_last || is_gone || is_read);
+    if (is_read) {
+        log->ended_us = NO_TIME;
+    } else if (answer->status == GR_OK && log->ended_us == NO_TIME) {
+        log->ended_us = log->newest_us;
+    }
     if (is_last || is_gone) {
         end_log(log);
     } else if (is_read) {
@@ -228,14 +237,16 @@ static void begin(void *arg)
     gr_kube_log *log = arg;
     char query[QUERY_BYTES], since[GR_TIME_BYTES] = "";
     gr_diag diag = {0};
-    if (log->stamped > 0) {
-        gr_time_print(log->newest_us - SECOND_US, false, since);
-    }
     log->was_over = log->is_over;
     log->replay = oldest_of(log);
     log->replay_end = log->stamped;
     log->reads_previous = log->wants_previous;
     log->wants_previous = false;
+    int64_t from_us =
+        log->reads_previous && log->ended_us != NO_TIME ? log->ended_us : log->newest_us;
+    if (log->stamped > 0 && from_us > 0) {
+        gr_time_print(from_us - SECOND_US, false, since);
+    }
     snprintf(query, sizeof query, "container=%s&timestamps=true%s%s%s", log->options.container,
              log->reads_previous ? "&previous=true"
              : log->is_over      ? ""
@@ -257,6 +268,18 @@ static void begin(void *arg)
     }
 }
 
+/* The stream that runs may be of the new container already: it waits, from the end of a line on. */
+static void read_previous(gr_kube_log *log)
+{
+    if (log->wants_previous && log->call != NULL && !log->reads_previous &&
+        log->state == LINE_STAMP) {
+        gr_kube_cancel(log->kube, log->call);
+        log->call = NULL;
+        leave_line(log, false);
+        begin(log);
+    }
+}
+
 gr_status gr_kube_log_start(gr_kube *kube, const gr_kube_log_options *options,
                             gr_kube_log **log_out, gr_diag *diag)
 {
@@ -266,6 +289,7 @@ gr_status gr_kube_log_start(gr_kube *kube, const gr_kube_log_options *options,
     }
     log->kube = kube;
     log->clock = gr_kube_clock(kube);
+    log->ended_us = NO_TIME;
     log->options = *options;
     log->options.space = log->texts[0] = strdup(options->space);
     log->options.pod = log->texts[1] = strdup(options->pod);
@@ -289,6 +313,7 @@ void gr_kube_log_finish(gr_kube_log *log)
 void gr_kube_log_restarted(gr_kube_log *log)
 {
     log->wants_previous = true;
+    read_previous(log);
 }
 
 void gr_kube_log_stop(gr_kube_log *log)

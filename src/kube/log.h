@@ -32,7 +32,8 @@ gr_status gr_kube_log_start(gr_kube *kube, const gr_kube_log_options *options,
                             gr_kube_log **log_out, gr_diag *diag) GR_MUST_CHECK;
 /* The container has ended for good: `ended` comes when all of it is read. */
 void gr_kube_log_finish(gr_kube_log *log);
-/* The container was started again: the rest of what the former one wrote is read first. */
+/* The container was started again: the rest of what the former one wrote is read now, also where
+ * what the new one writes is read already. */
 void gr_kube_log_restarted(gr_kube_log *log);
 /* Nothing is called any more; before gr_kube_destroy. NULL: nothing. */
 void gr_kube_log_stop(gr_kube_log *log);

@@ -248,6 +248,11 @@ class PodApi(kube_api.Api):
 
     def restart_pod(self, name, last_words, space="team"):
         """Its container fails and is started again. Nobody has read its last words."""
+        self.restart_container(name, last_words)
+        self.show_restart(name, space)
+
+    def restart_container(self, name, last_words):
+        """Its status does not show it yet."""
         with self.changed:
             old = self.logs[name]
             old.is_over = True
@@ -256,6 +261,8 @@ class PodApi(kube_api.Api):
             previous.add(last_words)
             self.logs[name] = Log(old.first + len(previous.lines), previous)
             self.changed.notify_all()
+
+    def show_restart(self, name, space="team"):
         pod = self.get(PODS, name, space)
         pod["status"]["containerStatuses"][0].update(
             restartCount=1, state={"running": {}},

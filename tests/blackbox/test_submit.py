@@ -350,6 +350,27 @@ def test_follow_reads_what_a_container_wrote_before_it_was_started_again(api, cl
     assert "worker 0 (pod demo-0-x) failed with exit code 1" in err
 
 
+def test_follow_reads_it_also_when_the_restart_is_shown_late(api, cluster, program):
+    """The new container has written for two seconds by then."""
+    process = follow(cluster, api, program, workers=1)
+    name = "demo-0-x"
+    api.say(name, "one\n")
+    assert read_lines(process, 1) == ["[0] one"]
+    asked = len(api.logs_asked(name))
+    api.restart_container(name, "last words\n")
+    api.wait(lambda: len(api.logs_asked(name)) > asked, "the new log to be asked for")
+    for number in range(200):
+        api.say(name, f"line {number}\n")
+    assert read_lines(process, 200) == [f"[0] line {number}" for number in range(200)]
+    api.show_restart(name)
+    assert read_lines(process, 1) == ["[0] last words"]
+    api.say(name, "two\n")
+    assert read_lines(process, 1) == ["[0] two"]
+    api.end_pod(name)
+    api.end_job("demo")
+    assert finish(process, 0)[0] == ""
+
+
 def test_follow_goes_on_when_the_server_forgets_watches(api, cluster, program):
     process = follow(cluster, api, program, workers=1)
     api.say("demo-0-x", "one\n")
