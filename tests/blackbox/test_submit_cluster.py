@@ -181,11 +181,10 @@ def waiting_programs():
 def test_no_line_is_lost_when_the_server_is_killed(gradus, node, program):
     process = node.gradus(gradus, "submit", "--follow", *IMAGE, "--name", "long", "--workers", 2,
                           "--", program, 1000, 0, "waits")
-    lines = read_lines(process.stdout, 100)
+    lines = read_lines(process.stdout, 100)  # they may all be of one pod
+    wait_until(lambda: len(waiting_programs()) == 2, "the program in both pods", 120)
     node.kill_server()
-    waiting = waiting_programs()
-    assert len(waiting) == 2
-    for pid in waiting:
+    for pid in waiting_programs():
         os.kill(pid, signal.SIGUSR1)
     out, _ = finish(process, 0)
     lines += out.splitlines()
