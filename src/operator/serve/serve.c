@@ -26,7 +26,8 @@
 enum {
     SECOND_US = 1000000,
     SAID_AGAIN_US = 60 * SECOND_US,
-    ENDING_US = 5 * SECOND_US, /* for writes that are on their way; then for the lease */
+    /* For writes that are on their way; then for the lease. Its pod has 30 s (deploy/base). */
+    ENDING_US = 10 * SECOND_US,
     /* The events of a job at once: more than client-go's 25, so that the one of the end is there
      * also where each pod has some. */
     EVENTS_BURST = 250,
