@@ -201,7 +201,8 @@ def sha256_of(output):
 
 def run_undisturbed(folder, job):
     """The SHA-256 of the weights of workers that nobody disturbs."""
-    done = Gradus(folder)("run", "-np", 2 if is_sanitized() else 4, "--output", folder / "out", job)
+    done = Gradus(folder)("run", "-np", 2 if is_sanitized() else 4, "--output", folder / "out", job,
+                          timeout=4 * TIMEOUT_S)  # it is all of the job, at whatever speed
     assert done.returncode == 0, done.stderr
     return sha256_of(folder / "out")
 

@@ -58,7 +58,7 @@ class Run:
         raise AssertionError(f"no worker {rank}")
 
     def end(self, code=0):
-        out, said = self.process.communicate(timeout=TIMEOUT_S)
+        out, said = self.process.communicate(timeout=2 * TIMEOUT_S)
         assert self.process.returncode == code, out + said
         assert not self.gradus.remains()
         return out + said

@@ -8,7 +8,7 @@ import pytest
 from conftest import is_sanitized, lines_of, sha256_of, unhurried, wait_until
 from test_gradusjob import WORKERS, Run, changes_of
 
-EPOCHS = 60 if is_sanitized() else 300
+EPOCHS = 40 if is_sanitized() else 300
 
 
 def count(run, event):
