@@ -83,6 +83,10 @@ def changes_of(run):
             if line["event"] in ("changed", "recovered")]
 
 
+def count_events(run, event):
+    return [line["event"] for line in lines_of(run.output)].count(event)
+
+
 @pytest.mark.parametrize("victims", cases(3, [(0,), (WORKERS - 1,), (2, 0)]))
 def test_killed_workers_cost_no_restart(gradus, job, undisturbed, victims):
     with unhurried(gradus.folder) as slow:
@@ -94,8 +98,9 @@ def test_killed_workers_cost_no_restart(gradus, job, undisturbed, victims):
     said = run.end()
     assert "Restarting" not in said and "GradusJobSucceeded" in said, said
     assert sha256_of(run.output) == undisturbed
-    assert WORKERS - 1 in changes_of(run)
-    assert [line["event"] for line in lines_of(run.output)].count("start") == 1
+    # The pod that comes in the place of one may be there by then.
+    assert count_events(run, "recovered") == len(victims)
+    assert count_events(run, "start") == 1
 
 
 @pytest.mark.long
@@ -122,7 +127,7 @@ def test_worker_asked_alone_does_not_end_the_job(gradus, job, undisturbed):
     said = run.end()
     assert "Restarting" not in said and "stopped after" not in said, said
     assert sha256_of(run.output) == undisturbed
-    assert changes_of(run)[0] == WORKERS - 1
+    assert count_events(run, "recovered") == 1
 
 
 def test_another_number_goes_on_from_the_step_at_which_all_were_asked(gradus, job, undisturbed):
