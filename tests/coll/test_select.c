@@ -51,10 +51,11 @@ static void test_text(void **state)
     expect("allreduce:0-64k", true, 4, "does not begin with a range");
     expect("allreduce:64k-4k=tree", true, 4, "ends before it begins");
     expect("allreduce:4k-4k=tree", true, 4, "holds nothing");
-    expect("allreduce:0-64k=tree,128k-inf=direct", true, 4, "64k to 128k");
+    expect("allreduce:0-64k=tree,128k-inf=direct", true, 4,
+           "64k to 128k bytes; write 64k-128k=auto");
     expect("allreduce:0-64k=tree,32k-inf=direct", true, 4, "reaches to 64k");
     expect("allreduce:0-64k=tree", true, 4, "of 64k bytes and more");
-    expect("allreduce:1k-inf=tree", true, 4, "0 to 1k");
+    expect("allreduce:1k-inf=tree", true, 4, "0 to 1k bytes; write 0-1k=auto where");
     expect("allreduce=tree,allreduce=direct", true, 4, "reaches to inf");
     expect("allreduce=tree@1", true, 4, "no size of a segment");
     expect("allreduce=tree@", true, 4, "no size of a segment");

@@ -208,19 +208,18 @@ static gr_status add_rule(rule_reader *r, const gr_select_rule *rule)
         }
     }
     char a[SIZE_BYTES], b[SIZE_BYTES];
+    const char *from = size_text(rule->from, a), *end = size_text(covered, b);
     if (rule->from < covered) {
         return gr_fail(r->diag, GR_E_INVALID,
                        "GRADUS_ALGORITHM: at character %d, a second rule for %s of %s bytes and "
                        "more: the one before it reaches to %s; ranges must follow one another",
-                       r->place, gr_coll_name(rule->coll), size_text(rule->from, a),
-                       size_text(covered, b));
+                       r->place, gr_coll_name(rule->coll), from, end);
     }
     if (rule->from > covered) {
         return gr_fail(r->diag, GR_E_INVALID,
                        "GRADUS_ALGORITHM: at character %d, no rule for %s of %s to %s bytes; "
                        "write %s-%s=auto where the choice should be free",
-                       r->place, gr_coll_name(rule->coll), size_text(covered, a),
-                       size_text(rule->from, b), a[0] ? a : "0", b);
+                       r->place, gr_coll_name(rule->coll), end, from, end, from);
     }
     if (rules->count == GR_SELECT_RULES_MAX) {
         return gr_fail(r->diag, GR_E_INVALID, "GRADUS_ALGORITHM: more than %d rules",
