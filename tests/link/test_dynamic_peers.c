@@ -490,9 +490,9 @@ static void fill(fixture *h, gr_link *from, gr_link *to)
 {
     gr_frame frame = {.kind = GR_FRAME_DATA, .size_bytes = 20000};
     uint64_t ticket;
-    gr_status status;
+    gr_status status = GR_OK;
     int sent = 0, taken = 0;
-    while ((status = gr_link_send(from, &frame, h->data, &ticket)) == GR_OK && sent < WORLD) {
+    while (sent < WORLD && (status = gr_link_send(from, &frame, h->data, &ticket)) == GR_OK) {
         sent++;
     }
     assert_true(status == GR_E_AGAIN || sent == WORLD);
