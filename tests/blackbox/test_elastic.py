@@ -39,9 +39,15 @@ def goes_on(output, is_in, timeout_s):
     return True
 
 
-def wait_for_first_epoch(output):
+def wait_for_first_epoch(output, launcher):
     metrics = output / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and '"epoch"' in metrics.read_text(), "the first epoch")
+
+    def is_there():
+        ended = launcher.poll() is not None
+        there = metrics.exists() and '"epoch"' in metrics.read_text()
+        assert there or not ended, f"the job is over: {launcher.communicate()}"
+        return there
+    wait_until(is_there, "the first epoch")
 
 
 def check_metrics(output, last):
@@ -58,7 +64,7 @@ def test_two_then_four_then_three_are_as_four(gradus, job, undisturbed, tmp_path
     with unhurried(tmp_path) as slow:
         launcher = gradus.start("run", "-np", 2, "--max-workers", 4, "--link", link,
                                 "--output", output, "--chaos", slow, job)
-        wait_for_first_epoch(output)
+        wait_for_first_epoch(output, launcher)
         done = gradus("scale", "--to", 4, "--job", launcher.pid)
         assert done.stdout == "the job goes from 2 to 4 workers\n", done.stderr
         wait_until(lambda: 4 in generations(output), "four workers")
@@ -107,7 +113,7 @@ def test_another_worker_comes_in_place_of_a_killed_one(gradus, job, undisturbed,
         launcher = gradus.start("run", "-np", 2, "--restarts", 1, "--output", output, "--chaos",
                                 slow, job)
         for kills in range(1, 4):
-            wait_for_first_epoch(output)
+            wait_for_first_epoch(output, launcher)
             os.kill(workers_of(launcher)[0], signal.SIGKILL)
             if kills <= 2:  # once for each of two workers
                 wait_until(lambda: generations(output).count(2) == kills, "the one that is started")
@@ -131,7 +137,7 @@ def is_stopped(pid):
 def kill_joining_workers(gradus, launcher, output, stops_at, step):
     """Kills joining workers that stop with ever more sockets, `step` more each time, until one
     is in or is waited for. Returns the number that were killed."""
-    wait_for_first_epoch(output)
+    wait_for_first_epoch(output, launcher)
     first = set(workers_of(launcher))
 
     def is_in():
@@ -190,7 +196,7 @@ def run_with_a_standby(gradus, job, folder):
     with unhurried(folder) as slow:
         launcher = gradus.start("run", "-np", 2, "--spare", 1, "--output", output, "--chaos", slow,
                                 job)
-        wait_for_first_epoch(output)
+        wait_for_first_epoch(output, launcher)
         wait_until(lambda: len(workers_of(launcher)) == 3, "the standby's process")
         standby = workers_of(launcher)[-1]
         wait_until(lambda: count_sockets(standby) > 0, "its call to the launcher")
@@ -220,7 +226,7 @@ def test_a_job_that_is_asked_to_end_can_go_on_though_a_standby_waits(gradus, job
     (tmp_path / "job.yaml").write_text(endless)
     launcher = gradus.start("run", "-np", 2, "--spare", 1, "--output", output, "--chaos",
                             LEISURELY, tmp_path / "job.yaml")
-    wait_for_first_epoch(output)
+    wait_for_first_epoch(output, launcher)
     wait_until(lambda: len(workers_of(launcher)) == 3, "the standby")
     launcher.terminate()
     _, err = launcher.communicate(timeout=TIMEOUT_S)
@@ -234,7 +240,7 @@ def test_a_standby_that_dies_when_the_work_is_done_changes_nothing(gradus, job, 
     with unhurried(tmp_path) as slow:
         launcher = gradus.start("run", "-np", 2, "--spare", 1, "--output", output, "--chaos", slow,
                                 job)
-        wait_for_first_epoch(output)
+        wait_for_first_epoch(output, launcher)
         wait_until(lambda: len(workers_of(launcher)) == 3, "the standby's process")
         standby = workers_of(launcher)[-1]
         wait_until(lambda: count_sockets(standby) > 0, "its call to the launcher")
@@ -256,7 +262,7 @@ def test_a_job_starts_within_its_minimum_and_maximum(gradus, job, tmp_path):
     with unhurried(tmp_path) as slow:
         launcher = gradus.start("run", "--cores", "0", "--output", output, "--chaos", slow,
                                 tmp_path / "job.yaml")
-        wait_for_first_epoch(output)
+        wait_for_first_epoch(output, launcher)
         said = gradus("scale", "--job", launcher.pid).stdout
         assert said == "the job has 3 workers; it may have 3 to 4\n"
         refused = gradus("scale", "--to", 5, "--job", launcher.pid)

@@ -81,7 +81,7 @@ def test_agents_come_later_and_go(two, gradus, job, undisturbed):  # noqa: F811
     with unhurried(two.folder) as slow:
         join = Join(two, "-np", 2, "--max-workers", 4, "--output", output, "--chaos", slow, job)
         join.agent(0)
-        wait_for_first_epoch(output)
+        wait_for_first_epoch(output, join.launcher)
         lost = join.agent(1)
         wait_until(lambda: generations(output)[-1:] == [4], "four workers")
         lost.kill()
@@ -111,7 +111,7 @@ def test_all_workers_are_killed(two, gradus, job, undisturbed):  # noqa: F811
         join = Join(two, "-np", 4, "--output", output, "--chaos", slow, job)
         join.agent(0)
         join.agent(1)
-        wait_for_first_epoch(output)
+        wait_for_first_epoch(output, join.launcher)
         kill_at_once(gradus, workers_on(two, 0) + workers_on(two, 1))
     text = finish_as(join.launcher, output, undisturbed)
     assert "all workers are restarted (1 of at most 3 times, --restarts)" in text
@@ -124,7 +124,7 @@ def test_all_agents_are_killed_and_others_come(two, gradus, job, undisturbed):  
     with unhurried(two.folder) as slow:
         join = Join(two, "-np", 2, "--output", output, "--chaos", slow, job)
         lost = join.agent(0)
-        wait_for_first_epoch(output)
+        wait_for_first_epoch(output, join.launcher)
         lost.kill()
     while "agents with slots for 2 workers are waited for" not in join.launcher.stderr.readline():
         assert join.launcher.poll() is None
@@ -145,7 +145,7 @@ def test_no_agent_comes_back(two, gradus, job, end, code, words):  # noqa: F811
         join = Join(two, "-np", 2, "--start-timeout", "12s" if end == "nobody" else "60s",
                     "--output", output, "--chaos", slow, job)
         lost = join.agent(0)
-        wait_for_first_epoch(output)
+        wait_for_first_epoch(output, join.launcher)
         lost.kill()
     while "agents with slots for 2 workers are waited for" not in join.launcher.stderr.readline():
         assert join.launcher.poll() is None

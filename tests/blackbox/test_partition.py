@@ -141,7 +141,7 @@ def test_a_job_of_gradus_run_goes_on(gradus, tmp_path):
                                "--grace", "60s", "--restarts", 0, "--output", output, "--chaos",
                                LEISURELY, write_digits(tmp_path, 100000),
                                GRADUS_INTERFACE=f"10.{77 + LINKS}.0.0/24")
-        wait_for_first_epoch(output)
+        wait_for_first_epoch(output, launcher)
         # What goes from there to the launcher by this network goes to nobody.
         namespaces.ip("-n", three.made.names[2], "neigh", "replace", f"10.{77 + LINKS}.0.254",
                       "lladdr", "02:00:00:00:00:99", "dev", f"eth{LINKS}", "nud", "permanent")
