@@ -205,7 +205,7 @@ def test_sigterm_ends_with_a_checkpoint(gradus, job, tmp_path, more, whom):
     name = job(steps=300, more=more)
     calm = calm_hash(gradus, name)
     with unhurried(tmp_path) as slow:
-        run = gradus.start("run", "-np", 3, "--json", "--chaos", slow, name)
+        run = gradus.start("run", "-np", 3, "--grace", "60s", "--json", "--chaos", slow, name)
         read_lines(run.stdout, 3)
         if whom == "launcher":
             run.terminate()
@@ -228,7 +228,7 @@ def test_sigterm_of_a_worker_with_kernel_threads_ends_with_a_checkpoint(gradus, 
                                                                         whom):
     """The kernels' threads exist before the worker holds the signal: none of them may take it."""
     name = job(steps=10**7, more="distribution: {shards: 4, worker_threads: 2}")
-    run = gradus.start("run", "-np", 1, "--json", "--restarts", 0, name,
+    run = gradus.start("run", "-np", 1, "--grace", "60s", "--json", "--restarts", 0, name,
                        env={"OMP_WAIT_POLICY": "passive"})
     read_lines(run.stdout, 2)
     if whom == "launcher":
@@ -243,7 +243,8 @@ def test_sigterm_of_a_worker_with_kernel_threads_ends_with_a_checkpoint(gradus, 
 
 @pytest.mark.parametrize("section,code", [("", 1), ("checkpoint: {every: 1 h}", 75)])
 def test_ctrl_c(gradus, job, tmp_path, section, code):
-    run = gradus.start("run", "-np", 2, "--json", job(steps=10**7, more=ENDLESS + section))
+    run = gradus.start("run", "-np", 2, "--grace", "60s", "--json",
+                       job(steps=10**7, more=ENDLESS + section))
     read_lines(run.stdout, 3)
     run.send_signal(signal.SIGINT)
     _, message = run.communicate(timeout=TIMEOUT_S)

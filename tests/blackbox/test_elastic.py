@@ -224,8 +224,8 @@ def test_a_job_that_is_asked_to_end_can_go_on_though_a_standby_waits(gradus, job
     endless = text.replace(f"epochs: {EPOCHS}", "epochs: 1000000")
     assert endless != text
     (tmp_path / "job.yaml").write_text(endless)
-    launcher = gradus.start("run", "-np", 2, "--spare", 1, "--output", output, "--chaos",
-                            LEISURELY, tmp_path / "job.yaml")
+    launcher = gradus.start("run", "-np", 2, "--spare", 1, "--grace", "60s", "--output", output,
+                            "--chaos", LEISURELY, tmp_path / "job.yaml")
     wait_for_first_epoch(output, launcher)
     wait_until(lambda: len(workers_of(launcher)) == 3, "the standby")
     launcher.terminate()

@@ -352,7 +352,7 @@ def test_ended_job_gives_its_exit_code_once(host, echo):
 def ended(host, tmp_path):
     """A job that has left something, and ended without a launcher: its words, file and output."""
     path, output = write_digits(tmp_path, 10000), tmp_path / "out"
-    words = ["run", "-np", 1, "--output", output, path]
+    words = ["run", "-np", 1, "--grace", "60s", "--output", output, path]
     launcher = host.start(*words)
     read_lines(launcher.stdout, 1)
     launcher.kill()

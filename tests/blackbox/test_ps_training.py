@@ -251,7 +251,7 @@ def test_free_workers_go_on_from_a_checkpoint(gradus, with_ps, in_memory):
     path = with_ps("consistency: async", more="checkpoint: {every: 20 steps, keep: 0}\n")
     path.write_text(path.read_text().replace(f"epochs: {EPOCHS}", "epochs: 10000"))
     running = gradus.start("run", "--output", output, "-np", 3, "--servers", 2,
-                           "--server-replicas", 0, "--restarts", 1, "--chaos",
+                           "--server-replicas", 0, "--restarts", 1, "--grace", "60s", "--chaos",
                            ";".join(f"slow:rank={rank},by=10ms,again" for rank in range(3)), path)
     wait_until(lambda: steps_of(output / "checkpoints"), "a checkpoint")
     os.kill(servers_of(gradus)[1], signal.SIGKILL)

@@ -230,8 +230,9 @@ def test_orphans_go_on_to_a_checkpoint(gradus, job, undisturbed, tmp_path, late)
     """kill -9 of a launcher that supervises: nobody reads what the workers say; they write a last
     checkpoint, also when they know of its death before the agent does."""
     output = tmp_path / "out"
-    launcher = gradus.start("run", "-np", 4, "--outlive", 0, "--orphans", "finish", "--output",
-                            output, "--chaos", "slow:rank=1,x4" if late else "slow:rank=1,x10", job)
+    launcher = gradus.start("run", "-np", 4, "--outlive", 0, "--orphans", "finish", "--grace",
+                            "60s", "--output", output, "--chaos",
+                            "slow:rank=1,x4" if late else "slow:rank=1,x10", job)
     wait_for(launcher, lambda: said(output / "metrics.jsonl", '"epoch":2'), "the second epoch")
     workers, agents = workers_of(launcher), agents_of(launcher.pid) if late else []
     for agent in agents:

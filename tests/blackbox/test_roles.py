@@ -134,7 +134,7 @@ print("up", flush=True)
 while True:
     signal.pause()
 ''')
-    launcher = gradus.start("run", "--roles", "worker=2,ps=1", "--", *program)
+    launcher = gradus.start("run", "--roles", "worker=2,ps=1", "--grace", "60s", "--", *program)
     read_lines(launcher.stdout, 3)
     launcher.send_signal(signal.SIGTERM)
     out, err = launcher.communicate()

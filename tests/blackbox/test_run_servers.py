@@ -281,7 +281,7 @@ def start_training(gradus, *words):
 
 
 def test_servers_stay_until_orphans_have_saved(gradus, tmp_path):
-    start_training(gradus, "--outlive", 0, "--orphans", "finish",
+    start_training(gradus, "--outlive", 0, "--orphans", "finish", "--grace", "60s",
                    write_ps_job(tmp_path, 1000)).kill()
     gradus.wait_for_nothing(TIMEOUT_S)
     checkpoint, = tmp_path.glob("out/checkpoints/step-*")
