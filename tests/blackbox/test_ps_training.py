@@ -222,7 +222,9 @@ def test_free_workers_write_checkpoints(gradus, job, with_ps, in_memory, lines):
         return path
 
     output = tmp_path / "out"
-    told, _ = run(gradus, output, write(*lines), "-np", 3, "--servers", 2)
+    # Slow enough for more than one: none is begun while another one is being written.
+    slow = ";".join(f"slow:rank={rank},by=20ms,again" for rank in range(3))
+    told, _ = run(gradus, output, write(*lines), "-np", 3, "--servers", 2, "--chaos", slow)
     steps = steps_of(output / "checkpoints")
     assert steps[-1] == told[-1]["steps"] and len(steps) == told[-1]["checkpoints"] > 1, steps
     last = output / f"checkpoints/step-{steps[-1]:09}/model.safetensors"
