@@ -125,20 +125,22 @@ WAYS = [("shm", None), ("tcp", "allreduce=direct"),
 STALL = "2s"
 
 
-def check_hang_sentence(text, chained=False):
+def check_hang_sentence(text):
     assert re.search(rf"rank 1 \(host {re.escape(socket.gethostname())}\)", text), text
     assert '"late"' in text and "loop.c:5" in text, text  # what it is missing
     # Numbers count the program's own operations.
     assert "operation 6 (allreduce of 100 f32" in text, text
-    last = "the last that came from it was of operation 5 (allreduce of 100 f32"
-    assert last in text or chained and "so does rank 2, through which it would" in text, text
+    assert "the last that came from it was of operation 5 (allreduce of 100 f32" in text, text
 
 
 @pytest.mark.parametrize("link, algorithm", WAYS)
 def test_a_stopped_rank_is_named(gradus, comm_script, link, algorithm):
     words = comm_script(STOPS + HANG)
+    # By ring rank 2 is beside rank 1, and has a quarter of the time more than rank 3, which may be
+    # less than it waits for a core.
+    stall = "8s" if algorithm == "allreduce=ring" else STALL
     done = gradus("run", "-np", 4, "--grace", "0.2s", "--", *words,
-                  env=environment(link, algorithm, GRADUS_STALL_FAIL=STALL))
+                  env=environment(link, algorithm, GRADUS_STALL_FAIL=stall))
     assert done.returncode == 1, done
     said = [json.loads(line.split("] ", 1)[1]) for line in done.stdout.splitlines()
             if "away" not in line]
@@ -146,9 +148,8 @@ def test_a_stopped_rank_is_named(gradus, comm_script, link, algorithm):
     for rank, status, text in said:
         assert status in (-21, -41), (rank, status, text)
         assert "GRADUS_STALL_FAIL" in text and "has waited" in text, text
-    # Whoever noticed it first has told the others: by ring that may be rank 3, where rank 2, which
-    # has less time, does not get a core for so long.
-    check_hang_sentence(said[0][2], chained=algorithm == "allreduce=ring")
+    # Whoever noticed it first has told the others.
+    check_hang_sentence(said[0][2])
     gradus.wait_for_nothing()
 
 
