@@ -57,6 +57,26 @@ def state_of(pid):
     return stat(pid)[0]
 
 
+def rest_of(pid):
+    """The state of each of its threads, and how often it has gone to sleep."""
+    found = []
+    for path in sorted(pathlib.Path(f"/proc/{pid}/task").glob("*/status")):
+        lines = dict(line.split(":\t", 1) for line in path.read_text().split("\n") if ":\t" in line)
+        found.append((lines["State"][0], lines["voluntary_ctxt_switches"]))
+    return found
+
+
+def stand_still(pids):
+    """Whether all of them sleep, and none did anything while we looked: what they have sent to each
+    other has arrived, and has been dealt with."""
+    try:
+        rests = [rest_of(pid) for pid in pids]
+        return rests == [rest_of(pid) for pid in pids] and \
+            all(rests) and all(state == "S" for rest in rests for state, _ in rest)
+    except OSError:  # one of them, or of their threads, has ended
+        return False
+
+
 def parent(pid):
     return int(stat(pid)[1])
 

@@ -8,6 +8,7 @@ import signal
 import pytest
 from conftest import (LEISURELY, TIMEOUT_S, finish, lines_of, preload, seeds, sha256_of, unhurried,
                       wait_until)
+from processes import stand_still
 from test_recovery import kill_one, told, wait_for_moment, workers_of
 
 EPOCHS = 30
@@ -189,33 +190,24 @@ def test_elastic_joining_worker_is_killed_disturbs_nobody(gradus, job, undisturb
     gradus.wait_for_nothing()
 
 
-def run_with_a_standby(gradus, job, folder):
-    """One of two workers is killed, and the standby comes. Returns what the job wrote."""
-    folder.mkdir()
-    output = folder / "out"
-    with unhurried(folder) as slow:
+def test_a_standby_takes_the_place_of_a_killed_worker(gradus, job, undisturbed, tmp_path):
+    output = tmp_path / "out"
+    with unhurried(tmp_path) as slow:
         launcher = gradus.start("run", "-np", 2, "--spare", 1, "--output", output, "--chaos", slow,
                                 job)
         wait_for_first_epoch(output, launcher)
         wait_until(lambda: len(workers_of(launcher)) == 3, "the standby's process")
         standby = workers_of(launcher)[-1]
         wait_until(lambda: count_sockets(standby) > 0, "its call to the launcher")
+        supervisor, = gradus.named("gradus-job")
+        wait_until(lambda: stand_still([standby, supervisor]), "the standby to be known")
         os.kill(workers_of(launcher)[1], signal.SIGKILL)
-        wait_until(lambda: 2 in generations(output), "two workers")
+        wait_until(lambda: generations(output)[:1] == [2], "the standby")
     _, err = finish(launcher)
     assert "the job goes on with 2 workers, a standby among them, and another one is started" in err
+    assert generations(output)[0] == 2  # at once, not with one worker first
+    assert sha256_of(output) == undisturbed
     gradus.wait_for_nothing()
-    return output
-
-
-def test_a_standby_takes_the_place_of_a_killed_worker(gradus, job, undisturbed, tmp_path):
-    """At once, not with one worker first: on a busy machine its call may still be on its way."""
-    went_on = []
-    while [2] not in went_on:
-        assert len(went_on) < 5, went_on
-        output = run_with_a_standby(gradus, job, tmp_path / f"turn{len(went_on)}")
-        assert sha256_of(output) == undisturbed
-        went_on.append(generations(output)[:1])
 
 
 def test_a_job_that_is_asked_to_end_can_go_on_though_a_standby_waits(gradus, job, tmp_path):

@@ -10,7 +10,7 @@ import signal
 import pytest
 from conftest import (TIMEOUT_S, cases, is_sanitized, lines_of, preload, sha256_of, unhurried,
                       wait_for_event, wait_until)
-from processes import children, state_of
+from processes import children, stand_still
 
 EPOCHS = 12 if is_sanitized() else 20
 WORKERS = 4
@@ -41,11 +41,10 @@ class Run:
         """The loss of a worker ends the attempt where the operator does not know yet that all run.
         Pods tell it when they have begun: those that train and stand still have; and when it
         stands still as well, it has heard it."""
-        def stand_still():
-            launcher = self.process.pid
-            return all(state_of(pid) == "S" for pid in (*children(launcher), launcher))
+        launcher = self.process.pid
         self.wait_for("epoch")
-        wait_until(stand_still, "the operator to know that all run")
+        wait_until(lambda: stand_still([*children(launcher), launcher]),
+                   "the operator to know that all run")
 
     def signal_worker(self, rank, number):
         for pid in self.gradus.remains():
