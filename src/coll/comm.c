@@ -41,7 +41,7 @@ static bool next_report(void *context_arg, gr_op_report *report_out)
     bool news = gr_mesh_control_ready(context->mesh);
     bool found = gr_group_next_report(context->group, news, report_out);
     if (news && !gr_group_has_coordinator(context->group)) {
-        gr_mesh_without_notice(context->mesh);
+        gr_mesh_expect_no_notice(context->mesh);
     }
     return found;
 }

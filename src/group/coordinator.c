@@ -144,7 +144,7 @@ static void notify_members(gr_coordinator *coordinator, member *to, const gr_wor
     gr_control_put_bulk(&to->control, coordinator->members_message, coordinator->members_bytes);
 }
 
-static void say(void *coordinator_arg, int number, const gr_word *word)
+static void send_word(void *coordinator_arg, int number, const gr_word *word)
 {
     gr_coordinator *coordinator = coordinator_arg;
     member *to = &coordinator->members[number];
@@ -597,8 +597,8 @@ gr_status gr_coordinator_create(const gr_coordinator_config *config, gr_coordina
                                         .members_min = config->members_min,
                                         .failover = config->failover,
                                         .successor = config->successor - 1,
-                                        .say = say,
-                                        .say_arg = coordinator,
+                                        .send = send_word,
+                                        .send_arg = coordinator,
                                         .log = config->log};
     gr_status status = gr_membership_init(&coordinator->membership, &rules, diag);
     if (status != GR_OK) {

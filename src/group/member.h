@@ -33,7 +33,7 @@ struct gr_group {
     bool tcp;                 /* all links are */
     gr_interfaces interfaces; /* of this host, for links on first use */
     int rails;                /* GRADUS_RAILS */
-    gr_missing missing;       /* the coordinator's last message */
+    gr_missing missing;       /* as the coordinator last reported */
     bool missing_known;
     gr_assignment assignment; /* what the coordinator gave last; generation 0: none yet */
     bool renewing;   /* waits for ASSIGN: why the old generation failed does not matter any more */

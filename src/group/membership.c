@@ -14,14 +14,14 @@ bool gr_membership_elastic(const gr_membership *membership)
 
 /* ---- Telling --------------------------------------------------------------------------------- */
 
-static void say(gr_membership *membership, int number, const gr_word *word)
+static void send_word(gr_membership *membership, int number, const gr_word *word)
 {
-    membership->say(membership->say_arg, number, word);
+    membership->send(membership->send_arg, number, word);
 }
 
 static void send_fail(gr_membership *membership, int number, const gr_diag *failure)
 {
-    say(membership, number, &(gr_word){.kind = GR_MESSAGE_FAIL, .failure = failure});
+    send_word(membership, number, &(gr_word){.kind = GR_MESSAGE_FAIL, .failure = failure});
 }
 
 /* The group cannot come about: all that wait for it are told the first reason. */
@@ -81,7 +81,7 @@ static void too_few(gr_membership *membership, int alive)
 static void dismiss(gr_membership *membership, int number)
 {
     membership->members[number].state = GR_MEMBER_LEFT;
-    say(membership, number, &(gr_word){.kind = GR_MESSAGE_DISMISS});
+    send_word(membership, number, &(gr_word){.kind = GR_MESSAGE_DISMISS});
 }
 
 static void take_in(const gr_membership *membership, gr_standing *of)
@@ -190,8 +190,8 @@ static void number_generation(gr_membership *membership, int size)
 static void send_history(gr_membership *membership, int number)
 {
     if (membership->quorum != NULL) {
-        say(membership, number,
-            &(gr_word){.kind = GR_MESSAGE_HISTORY, .history = &membership->quorum->known});
+        send_word(membership, number,
+                  &(gr_word){.kind = GR_MESSAGE_HISTORY, .history = &membership->quorum->known});
     }
 }
 
@@ -226,7 +226,7 @@ static void assign_ranks(gr_membership *membership)
             word.assignment.rank = (uint32_t)rank;
             word.assignment.number = (uint32_t)membership->order[rank];
             send_history(membership, membership->order[rank]);
-            say(membership, membership->order[rank], &word);
+            send_word(membership, membership->order[rank], &word);
         } else if (!of->joining) {
             dismiss(membership, membership->order[rank]);
         }
@@ -383,7 +383,7 @@ static void request_change(gr_membership *membership)
     membership->change_of = membership->generation;
     for (int i = 0; i < membership->world_size; i++) {
         if (belongs(membership, i)) {
-            say(membership, i, &(gr_word){.kind = GR_MESSAGE_CHANGE});
+            send_word(membership, i, &(gr_word){.kind = GR_MESSAGE_CHANGE});
         }
     }
 }
@@ -482,7 +482,7 @@ static void announce(gr_membership *membership)
         const gr_standing *of = &membership->members[i];
         if (of->state == GR_MEMBER_JOINED && of->stage == GR_STAGE_CALLED) {
             send_history(membership, i);
-            say(membership, i, &word);
+            send_word(membership, i, &word);
         }
     }
     gr_log_write(membership->log, GR_LOG_DEBUG, "group", "all %d ranks have called in", word.size);
@@ -760,7 +760,7 @@ gr_status gr_membership_ask(gr_membership *membership, int number)
             missing.total++;
         }
     }
-    say(membership, number, &(gr_word){.kind = GR_MESSAGE_MISSING, .missing = &missing});
+    send_word(membership, number, &(gr_word){.kind = GR_MESSAGE_MISSING, .missing = &missing});
     return GR_OK;
 }
 
@@ -805,8 +805,8 @@ gr_status gr_membership_init(gr_membership *membership, const gr_membership_conf
                                   .members_min = config->members_min > 0 ? config->members_min
                                                                          : config->world_size,
                                   .log = config->log,
-                                  .say = config->say,
-                                  .say_arg = config->say_arg,
+                                  .send = config->send,
+                                  .send_arg = config->send_arg,
                                   .generation = 1,
                                   .numbers = 1,
                                   .size = config->first_size,

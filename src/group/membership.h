@@ -68,7 +68,7 @@ typedef struct gr_word {
 
 /* Must not call back into the membership: what becomes known meanwhile (that a connection is
  * broken, say) is reported after the event. */
-typedef void gr_membership_send(void *say_arg, int number, const gr_word *word);
+typedef void gr_membership_send(void *send_arg, int number, const gr_word *word);
 
 typedef struct gr_standing {
     gr_member_state state;
@@ -86,8 +86,8 @@ typedef struct gr_membership {
     int members_min;  /* a generation has at least so many */
     int members_want; /* and at most so many: who comes in addition waits */
     const gr_log *log;
-    gr_membership_send *say;
-    void *say_arg;
+    gr_membership_send *send;
+    void *send_arg;
     int joined;            /* in the first generation */
     uint64_t generation;   /* that is, or comes about: from 1 */
     int size, called;      /* its members, and those of them that have sent HELLO */
@@ -110,8 +110,8 @@ typedef struct gr_membership_config {
     int members_min; /* 0: all must live */
     bool failover;   /* there is no launcher: a quorum goes on, also when the coordinator dies */
     int successor;   /* with it, the number of the member that takes over; -1: the first one */
-    gr_membership_send *say;
-    void *say_arg;
+    gr_membership_send *send;
+    void *send_arg;
     const gr_log *log;
 } gr_membership_config;
 gr_status gr_membership_init(gr_membership *membership, const gr_membership_config *config,

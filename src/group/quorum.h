@@ -28,11 +28,10 @@ int gr_numbers_count(const gr_numbers *of);
 
 typedef struct gr_quorum {
     gr_history known; /* of all that have come; what is accepted are those that may be members */
-    gr_history
-        *histories; /* of a successor, by number: what each has reported; NULL: the first one */
-    int successor;  /* the number of the member in whose process it is; -1: the first one */
-    bool own;       /* the newest generation that came about was made here */
-    bool gathering; /* a successor that waits for those that will come */
+    gr_history *histories; /* of a successor, by number: as reported; NULL: the first one */
+    int successor;         /* the number of the member in whose process it is; -1: the first one */
+    bool own;              /* the newest generation that came about was made here */
+    bool gathering;        /* a successor that waits for those that will come */
 } gr_quorum;
 
 /* Of the first coordinator, which has made the generation of the members [0, first_size); or of a

@@ -10,11 +10,11 @@ enum { SILENT_FACTOR = 4, UNREAD_MAX = 16 };
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
-gr_status gr_wait_graph_init(gr_wait_graph *graph, int size_max, gr_wait_graph_send *say,
-                             void *say_arg)
+gr_status gr_wait_graph_init(gr_wait_graph *graph, int size_max, gr_wait_graph_send *send,
+                             void *send_arg)
 {
     size_t size = (size_t)size_max;
-    *graph = (gr_wait_graph){.say = say, .say_arg = say_arg};
+    *graph = (gr_wait_graph){.send = send, .send_arg = send_arg};
     graph->nodes = calloc(size, sizeof *graph->nodes);
     graph->cause = calloc(4 * size, sizeof *graph->cause);
     graph->first = calloc(size + 1, sizeof *graph->first);
@@ -49,12 +49,12 @@ void gr_wait_graph_reset(gr_wait_graph *graph, int size)
 
 /* ---- Reports --------------------------------------------------------------------------------- */
 
-static void say(gr_wait_graph *graph, int to, const gr_op_report *report)
+static void send_report(gr_wait_graph *graph, int to, const gr_op_report *report)
 {
     gr_wait_node *node = &graph->nodes[to];
     if (node->unread < UNREAD_MAX) {
         node->unread++;
-        graph->say(graph->say_arg, to, report);
+        graph->send(graph->send_arg, to, report);
     }
 }
 
@@ -143,7 +143,7 @@ static void pass_on(const gr_wait_graph *graph, int rank, const gr_op_report *re
     passed.awaits_count = 0;
     for (uint32_t i = 0; i < report->awaits_count; i++) {
         if (report->awaits[i] != rank) {
-            graph->say(graph->say_arg, report->awaits[i], &passed);
+            graph->send(graph->send_arg, report->awaits[i], &passed);
         }
     }
 }
@@ -185,7 +185,7 @@ gr_status gr_wait_graph_report(gr_wait_graph *graph, int rank, const gr_op_repor
         }
         gr_op_report forwarded = *report;
         forwarded.rank = rank;
-        graph->say(graph->say_arg, report->peer, &forwarded); /* it is said only once */
+        graph->send(graph->send_arg, report->peer, &forwarded); /* it is said only once */
         return GR_OK;
     case GR_REPORT_ENDED:
         pass_on(graph, rank, report);
@@ -304,7 +304,7 @@ static void send_causes(gr_wait_graph *graph)
         if (seq != 0) {
             memcpy(found.text, graph->nodes[cause].report.text, sizeof found.text);
         }
-        say(graph, rank, &found);
+        send_report(graph, rank, &found);
     }
 }
 
@@ -340,7 +340,7 @@ static void accuse(gr_wait_graph *graph, int rank, int other)
         gr_op_report found = graph->nodes[other].report;
         found.deadlock = true;
         found.answers = node->accused = node->report.seq;
-        say(graph, rank, &found);
+        send_report(graph, rank, &found);
     }
 }
 
@@ -399,7 +399,7 @@ static bool ask(gr_wait_graph *graph)
         if (asker >= 0 && node->unread < UNREAD_MAX) {
             node->asker = asker;
             note_notified(graph, rank, asker);
-            say(graph, rank, &graph->nodes[asker].report);
+            send_report(graph, rank, &graph->nodes[asker].report);
             notified = true;
         }
     }

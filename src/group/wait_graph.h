@@ -23,7 +23,7 @@
 #include "group/op_report.h"
 
 /* `to` is a rank; the report is borrowed for the call. */
-typedef void gr_wait_graph_send(void *say_arg, int to, const gr_op_report *report);
+typedef void gr_wait_graph_send(void *send_arg, int to, const gr_op_report *report);
 
 /* A rank that another one waits for: which of the two was notified of the other. */
 typedef struct gr_wait_edge {
@@ -62,8 +62,8 @@ typedef struct gr_wait_graph {
     int32_t *waiting;                     /* ... here */
     bool changed;
     int64_t evaluated_us;
-    gr_wait_graph_send *say;
-    void *say_arg;
+    gr_wait_graph_send *send;
+    void *send_arg;
 } gr_wait_graph;
 
 enum {
@@ -78,8 +78,8 @@ static inline int64_t gr_op_report_repeat_us(int world_size)
     return GR_REPORT_REPEAT_US + (int64_t)GR_REPORT_REPEAT_RANK_US * world_size;
 }
 
-gr_status gr_wait_graph_init(gr_wait_graph *graph, int size_max, gr_wait_graph_send *say,
-                             void *say_arg) GR_MUST_CHECK;
+gr_status gr_wait_graph_init(gr_wait_graph *graph, int size_max, gr_wait_graph_send *send,
+                             void *send_arg) GR_MUST_CHECK;
 void gr_wait_graph_fini(gr_wait_graph *graph);
 /* Another generation of so many ranks: nothing is known of them. */
 void gr_wait_graph_reset(gr_wait_graph *graph, int size);

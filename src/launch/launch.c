@@ -84,7 +84,7 @@ static void on_output_lost(void *event_arg, int error)
         job, &(gr_scheduler_event){.kind = GR_EVENT_FAILED, .value = GR_REASON_OUTPUT_LOST}, &why);
 }
 
-static void on_server_line(void *event_arg, int slot, const char *text, size_t size_bytes)
+static void on_server_text(void *event_arg, int slot, const char *text, size_t size_bytes)
 {
     gr_launch_job_receive_server(event_arg, slot, text, size_bytes);
 }
@@ -153,7 +153,7 @@ static gr_status start_loop(gr_launch_job *job, gr_diag *diag)
     const gr_output_events events = {.settled = on_output_settled,
                                      .lost = on_output_lost,
                                      .closed = on_output_closed,
-                                     .told = on_server_line,
+                                     .server_text = on_server_text,
                                      .event_arg = job};
     gr_status status = gr_output_start(job->output, &job->loop.loop, &events, diag);
     error = status == GR_OK ? gr_launch_job_supervise(job) : 0;

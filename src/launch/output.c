@@ -93,11 +93,11 @@ static void flush(const gr_output *output, int number)
     }
 }
 
-static void on_server_line(void *emit_arg, const char *text, size_t size_bytes)
+static void on_server_text(void *emit_arg, const char *text, size_t size_bytes)
 {
     const struct stream *from = emit_arg;
     const gr_output_events *events = &from->output->events;
-    events->told(events->event_arg, from->rank, text, size_bytes);
+    events->server_text(events->event_arg, from->rank, text, size_bytes);
 }
 
 static bool is_shown(const gr_launch_config *config, int rank, int number)
@@ -158,7 +158,7 @@ static gr_status open_stream(struct stream *stream, gr_diag *diag)
     bool prefix = has_prefix(config, stream->rank, stream->number);
     gr_lines_fini(&stream->lines);
     if (is_server(stream) && stream->number == 0) {
-        gr_lines_init(&stream->lines, NULL, NULL, on_server_line, stream);
+        gr_lines_init(&stream->lines, NULL, NULL, on_server_text, stream);
     } else {
         gr_lines_init(&stream->lines, prefix ? write_prefix : NULL, stream,
                       shown ? put_into_sink : NULL, stream);

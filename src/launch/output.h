@@ -20,7 +20,7 @@ typedef struct gr_output_events {
     void (*closed)(void *event_arg, int slot);
     /* What a parameter server, in that slot, has written to stdout: as it came, perhaps a part of
      * a line. It is not shown. */
-    void (*told)(void *event_arg, int slot, const char *text, size_t size_bytes);
+    void (*server_text)(void *event_arg, int slot, const char *text, size_t size_bytes);
     void *event_arg;
 } gr_output_events;
 

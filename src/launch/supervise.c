@@ -107,7 +107,7 @@ int gr_launch_job_supervise(gr_launch_job *job)
                                          .expired = on_expired,
                                          .kill = on_kill,
                                          .scale = on_scale,
-                                         .say = on_print,
+                                         .print = on_print,
                                          .describe = describe,
                                          .arg = job};
     gr_supervisor *supervisor = job->config->supervisor;

@@ -175,7 +175,7 @@ bool gr_link_is_up(const gr_link *link);
 void gr_mesh_peer_gone(gr_mesh *mesh, int peer, bool left, const char *why);
 /* From here on nobody calls gr_mesh_peer_gone: links wait no longer than a moment for the peer to
  * connect, since a connection to one that is gone is refused. */
-void gr_mesh_without_notice(gr_mesh *mesh);
+void gr_mesh_expect_no_notice(gr_mesh *mesh);
 bool gr_mesh_on_demand(const gr_mesh *mesh);
 
 /* A peer on whose link a message has arrived, or whose link has ended, since this was last asked,

@@ -90,7 +90,7 @@ struct gr_mesh {
                             look for joining peers */
     bool acceptor_ready; /* the acceptor has something to do */
     bool control_ready;  /* gr_mesh_watch_control: there is something */
-    bool untold;         /* gr_mesh_without_notice */
+    bool no_notice;      /* gr_mesh_expect_no_notice */
     bool looked;         /* a wait has looked at the sockets just now */
     bool keeps;          /* gr_mesh_keep */
     int64_t peer_timeout_us;

@@ -97,7 +97,7 @@ gr_link *gr_mesh_open_link(gr_mesh *mesh, int peer, bool connect)
         if (link == NULL) {
             return NULL;
         }
-        link->by_us = now + (mesh->untold ? WAIT_UNTOLD_US : WAIT_FOR_PEER_US);
+        link->by_us = now + (mesh->no_notice ? WAIT_UNTOLD_US : WAIT_FOR_PEER_US);
         if (status != GR_OK) {
             give_up(link, &diag);
         }
@@ -164,10 +164,10 @@ void gr_mesh_peer_gone(gr_mesh *mesh, int peer, bool left, const char *why)
     }
 }
 
-void gr_mesh_without_notice(gr_mesh *mesh)
+void gr_mesh_expect_no_notice(gr_mesh *mesh)
 {
     int64_t by_us = gr_clock_now_us(&mesh->clock) + WAIT_UNTOLD_US;
-    mesh->untold = true;
+    mesh->no_notice = true;
     for (int i = 0; mesh->on_demand && i < mesh->present_count; i++) {
         gr_link *link = mesh->present[i];
         if (link->state == GR_LINK_ATTACHING && link->by_us != GR_NEVER && link->by_us > by_us) {

@@ -223,7 +223,7 @@ static void restore(void *model_arg, const void *from)
 
 /* ---- What coordinators say ------------------------------------------------------------------- */
 
-static void say(void *teller_arg, int number, const gr_word *said)
+static void send_word(void *teller_arg, int number, const gr_word *said)
 {
     const teller *t = teller_arg;
     model *m = t->m;
@@ -885,8 +885,8 @@ void failover_explore(const failover_setting *with)
                                              .members_min = 1,
                                              .failover = true,
                                              .successor = c - 1,
-                                             .say = say,
-                                             .say_arg = &m->tellers[c]};
+                                             .send = send_word,
+                                             .send_arg = &m->tellers[c]};
         assert_int_equal(gr_membership_init(&m->rules[c], &config, NULL), GR_OK);
         gr_membership_set_target_size(&m->rules[c], m->want);
         keep_one(&m->rules[c], m->size, &m->fresh[c]);

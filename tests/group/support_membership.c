@@ -159,7 +159,7 @@ static void check_dismissal(model *m, int number)
     }
 }
 
-static void say(void *model_arg, int number, const gr_word *said)
+static void send_word(void *model_arg, int number, const gr_word *said)
 {
     model *m = model_arg;
     model_member *to = &m->now.members[number];
@@ -633,8 +633,8 @@ bool model_init(model *m, int size, int first_size, int members_min)
     const gr_membership_config config = {.world_size = size,
                                          .first_size = first_size,
                                          .members_min = members_min,
-                                         .say = say,
-                                         .say_arg = m};
+                                         .send = send_word,
+                                         .send_arg = m};
     return gr_membership_init(&m->rules, &config, NULL) == GR_OK;
 }
 

@@ -50,8 +50,8 @@ static void open_pair(gr_membership *m, int numbers, told *said)
                                          .members_min = 1,
                                          .failover = true,
                                          .successor = -1,
-                                         .say = note,
-                                         .say_arg = said};
+                                         .send = note,
+                                         .send_arg = said};
     memset(said, 0, (size_t)numbers * sizeof *said);
     assert_int_equal(gr_membership_init(m, &config, NULL), GR_OK);
     form(m, (const int[]){0, 1}, 2, 1);
@@ -175,8 +175,8 @@ static void failover_member_whose_place_was_taken_comes_back_and_is_fenced(void 
                                          .members_min = 1,
                                          .failover = true,
                                          .successor = 0,
-                                         .say = note,
-                                         .say_arg = said};
+                                         .send = note,
+                                         .send_arg = said};
     const gr_history old = {.committed = 1,
                             .accepted = 1,
                             .committed_members = {.bits = {3}},

@@ -58,8 +58,8 @@ static void membership_of_4096_members_survives_many_deaths(void **state)
                                          .first_size = MEMBERS,
                                          .members_min = 1,
                                          .successor = -1,
-                                         .say = keep,
-                                         .say_arg = c};
+                                         .send = keep,
+                                         .send_arg = c};
     gr_diag diag;
     assert_int_equal(gr_membership_init(&c->rules, &config, &diag), GR_OK);
     for (int i = 0; i < MEMBERS; i++) {

@@ -76,7 +76,7 @@ bool gr_diagnosis_has_channel(const gr_diagnosis *diagnosis)
     return diagnosis->config.channel.send != NULL;
 }
 
-bool gr_diagnosis_receive(gr_diagnosis *diagnosis, const gr_op_report *report)
+bool gr_diagnosis_send(gr_diagnosis *diagnosis, const gr_op_report *report)
 {
     return diagnosis->config.channel.send &&
            diagnosis->config.channel.send(diagnosis->config.channel.arg, report);
@@ -87,7 +87,7 @@ static void report_idle(gr_diagnosis *d)
     const gr_op_report idle = {.kind = GR_REPORT_IDLE, .peer = -1, .via = -1};
     d->reported = false;
     d->cause.kind = 0;
-    (void)gr_diagnosis_receive(d, &idle); /* else nobody is told anything any more */
+    (void)gr_diagnosis_send(d, &idle); /* without it no report goes out any more */
 }
 
 void gr_diagnosis_op_over(gr_diagnosis *diagnosis, const gr_op *op)
@@ -174,7 +174,7 @@ static void take_back(gr_diagnosis *d, const gr_op *op, gr_op_report report)
         report.answers = 0;
         d->denied[i] = d->denied[--d->denied_count];
         d->report = report;
-        d->reported = gr_diagnosis_receive(d, &report);
+        d->reported = gr_diagnosis_send(d, &report);
     }
 }
 
@@ -207,7 +207,7 @@ void gr_diagnosis_report(gr_diagnosis *d, gr_op *op, int64_t now_us)
     d->report = report;
     d->report_record = gr_op_record(op);
     d->report_us = now_us;
-    d->reported = gr_diagnosis_receive(d, &report);
+    d->reported = gr_diagnosis_send(d, &report);
     if (report.answers != 0) {
         note_denied(d, &report);
     }

@@ -51,7 +51,7 @@ void gr_diagnosis_group_ended(gr_diagnosis *diagnosis, uint16_t comm, uint32_t s
 /* The way to the coordinator, and through it to other ranks: there is one; it takes a report,
  * which may be lost nevertheless. */
 bool gr_diagnosis_has_channel(const gr_diagnosis *diagnosis);
-bool gr_diagnosis_receive(gr_diagnosis *diagnosis, const gr_op_report *report);
+bool gr_diagnosis_send(gr_diagnosis *diagnosis, const gr_op_report *report);
 /* Some time has passed in which the engine moved nothing; `skipped_us` of it were the caller's own.
  * May end the communicator. Returns when to call again. */
 int64_t gr_diagnosis_poll(gr_diagnosis *diagnosis, int64_t now_us, int64_t skipped_us);

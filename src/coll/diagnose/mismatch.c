@@ -141,7 +141,7 @@ static void begin_arbitration(gr_diagnosis *d, int peer, const gr_op_id *id,
                        "%s, a different one, and has not said which; all ranks must call the same "
                        "operations in the same order",
                        d->config.rank, report.text, peer, number);
-    if (!gr_diagnosis_receive(d, &report)) {
+    if (!gr_diagnosis_send(d, &report)) {
         gr_exec_end_group(d->config.exec, arbitration->ends, &arbitration->own_account);
         return;
     }
@@ -243,7 +243,7 @@ bool gr_diagnosis_compare(gr_diagnosis *d, const gr_op_report *report)
                             .called_at = report->op.number,
                             .answers = report->seq};
         describe_entry(d, entry, met.text, sizeof met.text);
-        (void)gr_diagnosis_receive(d, &met); /* else it remains a stall */
+        (void)gr_diagnosis_send(d, &met); /* else it remains a stall */
     }
     return true;
 }

@@ -79,7 +79,7 @@ static void notify_ranks(const gr_exec *exec, const gr_exec_ending *ending, cons
         memcpy(report.awaits, ranks, report.awaits_count * sizeof report.awaits[0]);
         ranks += report.awaits_count;
         count -= (int)report.awaits_count;
-        (void)gr_diagnosis_receive(exec->diagnosis, &report);
+        (void)gr_diagnosis_send(exec->diagnosis, &report);
     }
 }
 _Static_assert((int)GR_REPORT_TEXT_BYTES == (int)GR_DIAG_TEXT_BYTES, "a sentence is told whole");

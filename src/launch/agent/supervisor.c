@@ -249,7 +249,7 @@ void gr_supervisor_print(gr_supervisor *supervisor, const char *text, size_t siz
         gr_output_log_flush(supervisor->log);
     }
     if (supervisor->events.arg != NULL) {
-        supervisor->events.say(supervisor->events.arg, text, size_bytes);
+        supervisor->events.print(supervisor->events.arg, text, size_bytes);
     } else if (gr_supervisor_is_attached(supervisor)) {
         (void)gr_fd_write(STDERR_FILENO, text, size_bytes);
     }

@@ -32,8 +32,8 @@ typedef struct gr_supervisor_events {
     void (*expired)(void *arg);            /* none has come in time */
     void (*kill)(void *arg);               /* everything shall end now */
     int (*scale)(void *arg, int workers);  /* it shall have so many; a gr_scheduler_word */
-    void (*say)(void *arg, const char *text, size_t size_bytes); /* write this to stderr */
-    void (*describe)(void *arg, gr_job_status *status);          /* but code and launcher */
+    void (*print)(void *arg, const char *text, size_t size_bytes); /* write this to stderr */
+    void (*describe)(void *arg, gr_job_status *status);            /* but code and launcher */
     void *arg;
 } gr_supervisor_events;
 

@@ -55,7 +55,7 @@ typedef struct gr_ps_pushed {
     uint64_t token;
     gr_status status;      /* GR_OK; else nothing was changed, and `diag` says why */
     gr_ps_outcome outcome; /* with GR_OK */
-    bool put;              /* the values are where the push has put them */
+    bool put;              /* the values are at the place that the push names */
     uint64_t version;      /* of the block, now; `put`: of those values */
     const gr_diag *diag;   /* until the callback returns; NULL with GR_OK */
 } gr_ps_pushed;
