@@ -853,6 +853,7 @@ static const gr_training_kind gradusjob = {.kind = &gr_gradusjob_v1,
                                            .keep_attempt = keep_attempt,
                                            .complete_labels = complete_labels,
                                            .complete_pod = complete_pod,
+                                           .is_strict = true,
                                            .report_status = report_status};
 
 static gr_status reconcile(const gr_operator_view *view, gr_operator_result *result_out,

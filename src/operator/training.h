@@ -34,7 +34,7 @@ typedef struct gr_training_kind {
     const char *specs;         /* "tfReplicaSpecs" */
     const char *operator_name; /* "tfjob-controller" */
     const char *container; /* that works; NULL: spec.mainContainer or the first, whose end is not
-                              told */
+                              reported */
     const char *port_name; /* of it; NULL: it needs no port */
     int port;
     /* A role whose pods serve those of the others, and go when these have ended; its container has
@@ -53,6 +53,7 @@ typedef struct gr_training_kind {
     bool has_attempts;    /* its roles are maps of the spec, "workers" that of "Worker", and all of
                              its pods are made anew together: restarts of single ones are not
                              counted */
+    bool is_strict;       /* limits below 0 and an unknown cleanPodPolicy are errors */
     /* What only this kind has; NULL: nothing. */
     void (*set_defaults)(json_t *spec, bool *no_memory);
     void (*check)(gr_problems *p, const json_t *spec, const json_t *specs);

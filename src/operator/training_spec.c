@@ -214,7 +214,7 @@ void gr_training_validate(gr_training *t, char sentence_out[GR_EVENT_BYTES])
         check_role(t, &p, name, role);
     }
     gr_check_run_policy(&p, json_object_get(spec, "runPolicy"), "kubeflow.org/training-operator",
-                        t->kind->has_attempts);
+                        t->kind->is_strict);
     t->kind->check(&p, spec, specs);
     t->look.no_memory |= p.no_memory;
     gr_problems_describe(&p, sentence_out);
