@@ -297,8 +297,8 @@ static bool is_quorum(gr_membership *membership)
     int all = gr_numbers_count(&membership->quorum->known.committed_members);
     const char *who =
         2 * here + membership->quorum->own > all
-            ? "of those that were there before others joined them half are needed, as "
-              "long as not all are known to know that it came about"
+            ? "half of those that were there before others joined are needed, until all have "
+              "confirmed the new generation"
             : "only more than half of them go on by themselves (or half, with the "
               "coordinator that brought them together)";
     (void)gr_fail(&failure, GR_E_COMM_BROKEN,
@@ -582,13 +582,16 @@ static bool joined(const gr_membership *membership, int number)
 static void settle(gr_membership *membership)
 {
     int ready = 0;
-    for (int i = 0; membership->quorum != NULL && i < membership->world_size; i++) {
-        ready += belongs(membership, i) && membership->members[i].stage == GR_STAGE_READY;
-    }
-    if (membership->quorum == NULL || ready < membership->size ||
-        !gr_quorum_settle(membership->quorum)) {
+    if (membership->quorum == NULL || gr_quorum_is_settled(membership->quorum)) {
         return;
     }
+    for (int i = 0; i < membership->world_size; i++) {
+        ready += belongs(membership, i) && membership->members[i].stage == GR_STAGE_READY;
+    }
+    if (ready < membership->size) {
+        return;
+    }
+    gr_quorum_settle(membership->quorum);
     for (int i = 0; i < membership->world_size; i++) {
         if (belongs(membership, i)) {
             send_history(membership, i);

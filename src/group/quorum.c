@@ -174,9 +174,12 @@ void gr_quorum_commit(gr_quorum *quorum)
     quorum->own = true;
 }
 
-bool gr_quorum_settle(gr_quorum *quorum)
+bool gr_quorum_is_settled(const gr_quorum *quorum)
 {
-    bool changes = gr_numbers_count(&quorum->known.former_members) > 0;
+    return gr_numbers_count(&quorum->known.former_members) == 0;
+}
+
+void gr_quorum_settle(gr_quorum *quorum)
+{
     quorum->known.former_members = (gr_numbers){0};
-    return changes;
 }

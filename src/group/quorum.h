@@ -61,8 +61,11 @@ uint64_t gr_quorum_next(const gr_quorum *quorum, uint64_t generation);
 /* Seats are dealt to these; all of them have agreed. */
 void gr_quorum_assign(gr_quorum *quorum, uint64_t generation, const gr_numbers *members);
 void gr_quorum_commit(gr_quorum *quorum);
-/* All of them know that they have. Returns true if they must be notified, since less is enough from
- * now on. */
-bool gr_quorum_settle(gr_quorum *quorum);
+/* Returns true if all members are known to know that the newest generation came about, or if it is
+ * no larger than the one before it. */
+bool gr_quorum_is_settled(const gr_quorum *quorum);
+/* All of them know: more than half of the generation is enough from now on. They must be notified
+ * of that. */
+void gr_quorum_settle(gr_quorum *quorum);
 
 #endif
