@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backend of torch.distributed: every collective against sums made in one process."""
 import importlib
+import os
 import pathlib
 import re
 import sys
@@ -374,3 +375,30 @@ def test_torch_results_are_there_without_a_wait(torch_ranks):
         assert [one[0].item() for one in out] == [0, 1, 2]
         ''')
     assert lines == [[], [], []]
+
+
+def test_torch_group_keeps_no_tensors_of_operations_that_are_over(torch_ranks):
+    os.mkfifo(torch_ranks.folder / "begun")
+    lines = torch_ranks(2, '''
+        import gc
+        import weakref
+        import torch
+        import torch.distributed as dist
+        import gradus.torch
+        dist.init_process_group("gradus")
+        tensors = [torch.ones(3) for _ in range(100)]
+        if dist.get_rank() == 1:
+            open("begun").close()
+        works = [dist.all_reduce(x, async_op=True) for x in tensors]
+        if dist.get_rank() == 0:
+            open("begun", "w").close()  # all of them are under way
+        for work in works:
+            work.wait()
+        kept = [weakref.ref(x) for x in tensors]
+        del tensors, works, work
+        for _ in range(20):
+            dist.all_reduce(torch.ones(1))
+        gc.collect()
+        print(sum(one() is not None for one in kept))
+        ''')
+    assert lines == [["0"], ["0"]]

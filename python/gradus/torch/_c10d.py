@@ -194,8 +194,8 @@ class ProcessGroup(dist.ProcessGroup):
         self._names = {"name": "", "desc": ""}
         # C++ holds only its own half of a Work: Python's must live until that has been asked.
         self._works: "collections.deque[Work]" = collections.deque(maxlen=_KEPT)
-        self._open: List[Work] = []  # those that a barrier waits for, and others that are over
-        self._many = _KEPT
+        self._open: "collections.deque[Work]" = collections.deque()  # what a barrier waits for
+        self._opening = threading.Lock()  # guards it
 
     def getBackendName(self) -> str:  # noqa: N802
         return "gradus"
@@ -212,10 +212,10 @@ class ProcessGroup(dist.ProcessGroup):
                     finish=None) -> Work:
         """A work that barriers behind it wait for, since the program may have thrown it away."""
         work = self._work(futures, tensors, finish)
-        self._open.append(work)
-        if len(self._open) > self._many:
-            self._open = [one for one in self._open if not one.is_completed()]
-            self._many = max(_KEPT, 2 * len(self._open))
+        with self._opening:
+            while self._open and self._open[0].is_completed():
+                self._open.popleft()
+            self._open.append(work)
         return work
 
     # torch 2 keeps names in the group's backends, which one of Python's does not have. C++ asks for
@@ -380,7 +380,8 @@ class ProcessGroup(dist.ProcessGroup):
 
     def barrier(self, opts=None):
         """It is over when all collectives before it are, as with gloo. Messages may go on."""
-        before = [one for one in self._open if not one.is_completed()]
+        with self._opening:
+            before = [one for one in self._open if not one.is_completed()]
         futures = [future for one in before for future in one._futures]
         return self._collective([*futures, self.communicator.barrier_start()], [],
                                 lambda: [one._complete() for one in before])
