@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions in threads."""
-import sys
 import threading
-import traceback
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, Optional, Sequence
 
@@ -36,12 +34,8 @@ def on_event(event: threading.Event, func: Callable[..., Any], args: Sequence[An
         while not event.wait(None if stop is None else check_stop_interval_s):
             if stop is not None and stop.is_set():
                 return
-        try:
-            func(*args)
-        except Exception:
-            if not silent:
-                traceback.print_exc(file=sys.stderr)
-    return in_thread(wait, daemon=daemon)
+        func(*args)
+    return in_thread(wait, daemon=daemon, silent=silent)
 
 
 def execute_function_multithreaded(fn: Callable[..., Any], args_list: Sequence[Sequence[Any]],
