@@ -489,9 +489,9 @@ gr_status gr_checkpoint_put(gr_checkpoint_folder *folder, const gr_checkpoint_in
     struct stat disk;
     if (status == GR_OK && !holds_folder(folder)) {
         status = look_at_disk(folder, &disk, diag);
-    }
-    if (status == GR_OK && !holds_folder(folder)) {
-        status = gr_fail(diag, GR_E_INVALID, "%s: another process has taken over the folder", path);
+        status = status == GR_OK ? gr_fail(diag, GR_E_INVALID,
+                                           "%s: another process has taken over the folder", path)
+                                 : status;
     }
     if (status == GR_OK) {
         int error = show(partial, path);
