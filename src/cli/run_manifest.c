@@ -5,8 +5,10 @@
 #include "base/fail.h"
 #include "base/time_text.h"
 #include "cli/cli.h"
+#include "cli/install.h"
 #include "cli/manifest.h"
 #include "operator/local/cluster.h"
+#include "operator/local/engine.h"
 #include "operator/object.h"
 
 #include <limits.h>
@@ -18,7 +20,7 @@
 
 typedef struct manifest_options {
     const char *const *files; /* NULL: none; ends with NULL */
-    const char *space;
+    const char *space, *containers;
     bool timestamps, watch, dry_run;
 } manifest_options;
 
@@ -39,6 +41,14 @@ static const gr_config_field manifest_fields[] = {
      .default_text = "default",
      .value_name = "NAME",
      .help = "of objects whose manifest names none"},
+    {.flag = "--containers",
+     .type = GR_CONFIG_TEXT,
+     AT(containers),
+     .default_text = "auto",
+     .value_name = "ENGINE",
+     .help = "podman or docker: containers run in their images, which are pulled if they are not "
+             "there; no: they are processes of this host; auto: containers where an engine is "
+             "installed that has all images of the jobs"},
     {.flag = "--timestamps",
      .type = GR_CONFIG_BOOL,
      AT(timestamps),
@@ -65,8 +75,9 @@ static void usage(void)
     printf(
         "usage: gradus run -f FILE [-f FILE]...\n\n"
         "Runs the Kubernetes jobs of a manifest on this host: GradusJob, and MPIJob, PyTorchJob\n"
-        "and TFJob of Kubeflow. Pods are processes, Services are names of addresses on loopback,\n"
-        "ConfigMaps and Secrets are files. Images are not used: programs are those of this host.\n"
+        "and TFJob of Kubeflow. Pods are containers of podman or docker where these have the\n"
+        "images, else processes of this host; Services are names of addresses on loopback,\n"
+        "ConfigMaps and Secrets are files.\n"
         "Exit code: 0 all jobs have succeeded, 1 a job failed or was ended, 2 the manifest is\n"
         "wrong, 75 a job waits suspended.\n");
 }
@@ -78,7 +89,8 @@ bool gr_run_manifest_is_asked(int argc, char *const *argv)
         if (strcmp(argv[i], "-f") == 0 || strncmp(argv[i], "--filename", 10) == 0) {
             return true;
         }
-        i += strcmp(argv[i], "-n") == 0 || strcmp(argv[i], "--namespace") == 0;
+        i += strcmp(argv[i], "-n") == 0 || strcmp(argv[i], "--namespace") == 0 ||
+             strcmp(argv[i], "--containers") == 0;
     }
     return false;
 }
@@ -380,8 +392,18 @@ static int run(const gr_cli_line *line)
         status = objects != NULL ? read_objects(options, objects, &diag)
                                  : gr_fail(&diag, GR_E_NO_MEMORY, "no memory for the manifest");
     }
+    char sentence[GR_ENGINE_NOTE_BYTES] = "";
+    const char *engine = NULL;
+    if (status == GR_OK) {
+        status = gr_engine_choose(options->containers, objects, &engine, sentence, &diag);
+    }
+    if (status == GR_OK && sentence[0] != '\0') {
+        fprintf(stderr, "gradus: %s\n", sentence);
+    }
     const gr_local_config config = {.objects = objects,
                                     .program = program,
+                                    .engine = engine,
+                                    .install = gr_install_self,
                                     .environment = environ,
                                     .timestamps = options->timestamps,
                                     .watched = options->watch ? options->files[0] : NULL,

@@ -16,6 +16,7 @@
 #include "launch/process_tree.h"
 #include "launch/signals.h"
 #include "operator/local/batch.h"
+#include "operator/local/engine.h"
 #include "operator/local/file_watch.h"
 #include "operator/local/local_pod.h"
 #include "operator/object.h"
@@ -57,7 +58,7 @@ typedef struct local_cluster {
     gr_local_pods shared;
     gr_local_pod *pods[PODS_MAX];
     size_t pod_count;
-    char root[PATH_MAX], hosts[PATH_MAX + 16];
+    char root[PATH_MAX], hosts[PATH_MAX + 16], exec[PATH_MAX + 16], program[PATH_MAX + 16];
     const gr_operator_kind *kinds[KINDS_MAX + 1]; /* of the jobs; ends with NULL */
     json_t *jobs;                                 /* their last states, by uid */
     int64_t began_s, over_us;                     /* over_us: when all jobs had ended; 0: not yet */
@@ -241,15 +242,22 @@ static bool has_ended(const json_t *pod)
 }
 
 /* What the first pod makes true is told with it. */
-static void print_addresses(local_cluster *c, const json_t *pod)
+static void print_way(local_cluster *c, const json_t *pod)
 {
     char sentence[600];
     const json_t *container = json_array_get(gr_object_at(pod, "spec.containers"), 0);
     const char *image = gr_object_text(container, "image");
-    snprintf(sentence, sizeof sentence,
-             "containers are processes of this host: images (%.200s), limits and security contexts "
-             "are not used",
-             image != NULL ? image : "none");
+    if (c->config->engine != NULL) {
+        snprintf(sentence, sizeof sentence,
+                 "containers are run by %s, on the network of this host and without their limits; "
+                 "with --containers no they are processes of this host",
+                 c->config->engine);
+    } else {
+        snprintf(sentence, sizeof sentence,
+                 "containers are processes of this host: images (%.200s), limits and security "
+                 "contexts are not used",
+                 image != NULL ? image : "none");
+    }
     note(c, sentence);
 }
 
@@ -257,7 +265,7 @@ static void start_pod(local_cluster *c, const json_t *pod)
 {
     gr_local_pod *started = NULL;
     if (c->shared.started == 0) {
-        print_addresses(c, pod);
+        print_way(c, pod);
     }
     gr_status status =
         c->pod_count < PODS_MAX
@@ -684,7 +692,14 @@ static gr_status make_root(local_cluster *c)
         memcpy(c->root, real, sizeof c->root);
     }
     snprintf(c->hosts, sizeof c->hosts, "%s/hosts", c->root);
-    return gr_names_create(c->hosts, "cluster.local", &c->shared.names, c->diag);
+    snprintf(c->exec, sizeof c->exec, "%s/exec", c->root);
+    snprintf(c->program, sizeof c->program, "%s/gradus", c->root);
+    if (mkdir(c->exec, 0711) != 0 || (c->config->engine != NULL && mkdir(c->program, 0755) != 0)) {
+        return gr_fail_errno(c->diag, "create", c->exec, errno);
+    }
+    gr_status status = c->config->engine != NULL ? c->config->install(c->program, c->diag) : GR_OK;
+    return status == GR_OK ? gr_names_create(c->hosts, "cluster.local", &c->shared.names, c->diag)
+                           : status;
 }
 
 /* Those of the jobs that there are. A controller serves one version of a kind. */
@@ -842,7 +857,9 @@ gr_status gr_local_run(const gr_local_config *config, gr_local_report *report_ou
     c->began_s = wall_s();
     (void)signal(SIGPIPE, SIG_IGN);
     (void)gr_process_tree_adopt();
-    gr_room_prepare();
+    if (config->engine == NULL) {
+        gr_room_prepare();
+    }
     gr_status status = open_loop(c);
     if (status == GR_OK) {
         status = open_output(c);
@@ -860,7 +877,10 @@ gr_status gr_local_run(const gr_local_config *config, gr_local_report *report_ou
     c->shared.store = c->store;
     c->shared.root = c->root;
     c->shared.hosts = c->hosts;
+    c->shared.exec = c->exec;
     c->shared.program = config->program;
+    c->shared.engine = config->engine;
+    c->shared.program_folder = c->program;
     c->shared.environment = config->environment;
     c->shared.timestamps = config->timestamps;
     c->shared.changed = pods_changed;
@@ -873,6 +893,9 @@ gr_status gr_local_run(const gr_local_config *config, gr_local_report *report_ou
         status = c->status;
     }
     gr_process_tree_end(0);
+    if (config->engine != NULL && c->root[0] != '\0') {
+        gr_engine_clear(config->engine, strrchr(c->root, '/') + 1, config->environment);
+    }
     close_loop(c);
     const sigset_t before = c->signals_before;
     fini(c);

@@ -15,6 +15,9 @@ typedef struct gr_local_config {
     const char *program;      /* this one, by its path: what stands for ssh and kubectl in pods */
     char *const *environment; /* pods begin with */
     bool timestamps;
+    const char *engine; /* of containers (engine.h); NULL: they are processes */
+    /* engine: puts this program and all that it needs into a folder. */
+    gr_status (*install)(const char *folder, gr_diag *diag);
     /* While the jobs run, what this file holds is applied whenever it changes; jobs that are
      * suspended are waited for. NULL: neither. */
     const char *watched;

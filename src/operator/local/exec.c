@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -38,7 +39,7 @@ int gr_exec_listen(const char *root, const char *space, const char *pod, const c
     (void)unlink(address.sun_path); /* of a pod of the same name that has ended */
     int error = folder < 0 || fd < 0 ? errno : 0;
     if (error == 0 && (bind(fd, (struct sockaddr *)&address, sizeof address) != 0 ||
-                       listen(fd, SOMAXCONN) != 0)) {
+                       chmod(address.sun_path, 0666) != 0 || listen(fd, SOMAXCONN) != 0)) {
         error = errno;
     }
     if (folder >= 0) {

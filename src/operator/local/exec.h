@@ -18,8 +18,8 @@ typedef struct gr_exec_order {
     int fds[3];
 } gr_exec_order;
 
-/* In `root`, the folder of the run, by the names of the pod and of its host. Returns a descriptor
- * to listen at; -1, errno. */
+/* In `root`, a folder of the run, by the names of the pod and of its host. Returns a descriptor to
+ * listen at; -1, errno. Other users of a container may connect; nobody else reaches the folder. */
 int gr_exec_listen(const char *root, const char *space, const char *pod, const char *host);
 /* Takes what a connection brings. False: nothing that could be carried out. */
 bool gr_exec_receive(int fd, gr_exec_order *request_out);

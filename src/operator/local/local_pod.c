@@ -6,6 +6,7 @@
 #include "launch/environ.h"
 #include "launch/lines.h"
 #include "launch/spawn.h"
+#include "operator/local/engine.h"
 #include "operator/local/pod_files.h"
 #include "operator/object.h"
 #include "operator/training.h"
@@ -278,13 +279,13 @@ static gr_status write_tool(const gr_local_pods *pods, const char *path, const c
     }
     if (space != NULL) {
         fputs("#!/bin/sh\nexec ", file);
-        put_word(file, pods->program);
+        put_word(file, pods->engine != NULL ? GR_ENGINE_PROGRAM : pods->program);
         fputs("pod ", file);
-        put_word(file, pods->root);
+        put_word(file, pods->exec);
         put_word(file, space);
         fprintf(file, "%s \"$@\"\n", what);
     } else { /* sshd: commands come by another way */
-        fprintf(file, "#!/bin/sh\nexec %s\n", what);
+        fprintf(file, "#!/bin/sh\n%s\n", what);
     }
     int error = fchmod(fileno(file), 0755) == 0 ? 0 : errno;
     if (fclose(file) != 0 || error != 0) {
@@ -296,7 +297,11 @@ static gr_status write_tool(const gr_local_pods *pods, const char *path, const c
 static gr_status write_tools(const gr_local_pod *pod, const char *folder, gr_diag *diag)
 {
     static const char *const tools[][2] = {
-        {"ssh", "ssh"}, {"rsh", "ssh"}, {"kubectl", "kubectl"}, {"sshd", "sleep infinity"}};
+        {"ssh", "ssh"},
+        {"rsh", "ssh"},
+        {"kubectl", "kubectl"},
+        /* the first process of a container heeds only signals that it has asked for */
+        {"sshd", "trap 'exit 0' TERM\nsleep infinity &\nwait"}};
     char path[PATH_MAX];
     if (mkdir(folder, 0755) != 0) {
         return gr_fail_errno(diag, "create", folder, errno);
@@ -365,7 +370,8 @@ _Noreturn static void become_pod(const gr_local_pod *pod, int control_fd, const 
         .root = pod->pods->root, .folder = pod->folder, .hosts = pod->pods->hosts, .sshd = path};
     const gr_pod_start start = {.plan = &pod->plan,
                                 .room = &room,
-                                .root = pod->pods->root,
+                                .is_contained = pod->pods->engine != NULL,
+                                .exec = pod->pods->exec,
                                 .address = pod->address,
                                 .control_fd = control_fd,
                                 .output_fds = output_fds};
@@ -435,6 +441,20 @@ static gr_status fork_pod(gr_local_pod *pod, const int *output_fds, gr_diag *dia
     return status;
 }
 
+static gr_status contain(gr_local_pod *pod, const char *tools, gr_diag *diag)
+{
+    const gr_local_pods *pods = pod->pods;
+    const gr_engine_place place = {.engine = pods->engine,
+                                   .run = strrchr(pods->root, '/') + 1,
+                                   .pod = strrchr(pod->folder, '/') + 1,
+                                   .hosts = pods->hosts,
+                                   .tools = tools,
+                                   .exec = pods->exec,
+                                   .program_folder = pods->program_folder,
+                                   .environment = pods->environment};
+    return gr_engine_contain(&place, &pod->arena, &pod->plan, diag);
+}
+
 static gr_status prepare(gr_local_pod *pod, gr_diag *diag)
 {
     gr_local_pods *pods = pod->pods;
@@ -447,10 +467,12 @@ static gr_status prepare(gr_local_pod *pod, gr_diag *diag)
     if (status == GR_OK && tools == NULL) {
         status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for pod %s", name);
     }
+    static char *const nothing[] = {NULL};
     const gr_pod_place place = {.address = pod->address,
-                                .inherited = pods->environment,
-                                .tools = tools,
-                                .program = pods->program};
+                                .inherited = pods->engine != NULL ? nothing : pods->environment,
+                                .tools = pods->engine != NULL ? NULL : tools,
+                                .program = pods->engine != NULL ? GR_ENGINE_PROGRAM : pods->program,
+                                .is_contained = pods->engine != NULL};
     if (status == GR_OK) {
         status = gr_pod_plan_make(pods->store, pod->object, &place, &pod->arena, &pod->plan, diag);
     }
@@ -470,6 +492,9 @@ static gr_status prepare(gr_local_pod *pod, gr_diag *diag)
     }
     if (status == GR_OK) {
         status = write_tools(pod, tools, diag);
+    }
+    if (status == GR_OK && pods->engine != NULL) {
+        status = contain(pod, tools, diag);
     }
     return status == GR_OK ? deliver(pod, diag) : status;
 }

@@ -19,6 +19,8 @@ typedef struct gr_local_pods {
     gr_store *store;
     gr_names *names;
     const char *root, *hosts, *program;
+    const char *exec;                    /* the folder of exec.h */
+    const char *engine, *program_folder; /* engine.h; engine NULL: containers are processes */
     char *const *environment;
     gr_sink *sinks[2]; /* of our stdout and stderr; NULL: nobody reads there */
     bool colors[2], timestamps;

@@ -155,11 +155,11 @@ static void add_ours(const pod_planner *p, const json_t *container, pod_variable
                                           {"OMPI_MCA_btl_tcp_if_include", "lo"}};
     size_t count = sizeof ours / sizeof ours[0] - (names_interfaces(container) ? 2 : 0);
     const char *path = gr_environ_find(p->place->inherited, "PATH");
-    char *longer = gr_arena_printf(p->arena, "%s:%s", p->place->tools,
-                                   path != NULL ? path : "/usr/local/bin:/usr/bin:/bin");
-    v->no_memory |= longer == NULL;
-    if (longer != NULL) {
-        set_variable(v, "PATH", longer);
+    if (p->place->tools != NULL) {
+        char *longer = gr_arena_printf(p->arena, "%s:%s", p->place->tools,
+                                       path != NULL ? path : "/usr/local/bin:/usr/bin:/bin");
+        v->no_memory |= longer == NULL;
+        set_variable(v, "PATH", longer != NULL ? longer : "");
     }
     set_variable(v, "HOSTNAME", p->plan->host_name);
     for (size_t i = 0; i < count; i++) {
@@ -360,7 +360,8 @@ static gr_status fill_argv(const pod_planner *p, const json_t *container, gr_con
             }
         }
     }
-    c->way = count > 0 ? GR_CONTAINER_COMMAND : GR_CONTAINER_IMPOSSIBLE;
+    c->has_command = json_array_size(json_object_get(container, "command")) > 0;
+    c->way = count > 0 || p->place->is_contained ? GR_CONTAINER_COMMAND : GR_CONTAINER_IMPOSSIBLE;
     return GR_OK;
 }
 
@@ -415,8 +416,30 @@ static void recognise(const pod_planner *p, gr_container *c)
     } else if (c->argv[0] != NULL && (strcmp(c->argv[0], GR_GRADUS_FOLDER "/gradus") == 0 ||
                                       strcmp(c->argv[0], "gradus") == 0)) {
         c->argv[0] = (char *)(uintptr_t)p->place->program;
-    } else if (c->argv[0] != NULL && strcmp(base_name(c->argv[0]), "sshd") == 0) {
+    } else if (c->argv[0] != NULL && strcmp(base_name(c->argv[0]), "sshd") == 0 &&
+               !p->place->is_contained) {
         c->way = GR_CONTAINER_SSHD;
+    } else if (c->argv[0] != NULL && strcmp(base_name(c->argv[0]), "sshd") == 0) {
+        c->argv[0] = (char *)(uintptr_t)GR_CONTAINED_SSHD; /* commands need a container that runs */
+        c->has_command = true;
+    }
+}
+
+/* What an engine asks for beside the words. */
+static void plan_engine(const pod_planner *p, const json_t *container, gr_container *c)
+{
+    const char *policy = gr_object_text(container, "imagePullPolicy");
+    const json_t *own = json_object_get(container, "securityContext");
+    const json_t *common = gr_object_at(p->pod, "spec.securityContext");
+    int64_t user = gr_object_int(own, "runAsUser", gr_object_int(common, "runAsUser", -1));
+    int64_t group = gr_object_int(own, "runAsGroup", gr_object_int(common, "runAsGroup", -1));
+    c->pull = policy != NULL && strcmp(policy, "Always") == 0  ? "always"
+              : policy != NULL && strcmp(policy, "Never") == 0 ? "never"
+                                                               : "missing";
+    if (user >= 0) {
+        c->user = group >= 0
+                      ? gr_arena_printf(p->arena, "%lld:%lld", (long long)user, (long long)group)
+                      : gr_arena_printf(p->arena, "%lld", (long long)user);
     }
 }
 
@@ -441,6 +464,7 @@ static gr_status plan_container(const pod_planner *p, const json_t *container, b
     }
     if (status == GR_OK) {
         recognise(p, c);
+        plan_engine(p, container, c);
         p->plan->container_count++;
         p->plan->init_count += is_init;
     }

@@ -22,10 +22,17 @@ typedef struct gr_container {
     const char *name, *image; /* borrowed from the pod; image: NULL: none */
     gr_container_way way;
     bool is_init, is_sidecar; /* a sidecar is an init container that goes on */
+    bool has_command;         /* argv[0] stands for the image's own program */
     char **argv, **environment;
-    const char *folder;  /* NULL: that of `gradus run` */
-    const char *awaited; /* a name */
+    const char *folder;      /* NULL: that of `gradus run`, or of the image */
+    const char *awaited;     /* a name */
+    const char *user, *pull; /* for an engine: "uid:gid", NULL: the image's; when it pulls */
+    const char *engine;      /* which runs it, by argv; NULL: it is a process (engine.h) */
+    const char *contained;   /* its name there */
 } gr_container;
+
+/* In containers of an engine: stands there for sshd, and goes on until it is ended. */
+#define GR_CONTAINED_SSHD "/usr/local/sbin/sshd"
 
 typedef struct gr_volume_mount {
     const char *volume, *sub_path, *path; /* sub_path: "" */
@@ -48,8 +55,9 @@ typedef struct gr_pod_plan {
 typedef struct gr_pod_place {
     const char *address;    /* of the pod */
     char *const *inherited; /* the environment of `gradus run` */
-    const char *tools;      /* a folder that comes first in PATH */
+    const char *tools;      /* a folder that comes first in PATH; NULL: where PATH finds them */
     const char *program;    /* gradus, as it runs here */
+    bool is_contained;      /* images are there: an engine runs the containers */
 } gr_pod_place;
 
 /* Borrows from the pod; the rest is in the arena. GR_E_NOT_FOUND: an object that it names is not

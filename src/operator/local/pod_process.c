@@ -17,6 +17,7 @@
 #include "launch/environ.h"
 #include "launch/process_tree.h"
 #include "launch/spawn.h"
+#include "operator/local/engine.h"
 #include "operator/local/exec.h"
 #include "operator/local/names.h"
 #include "operator/local/ports.h"
@@ -40,6 +41,8 @@ enum {
     PAUSE_MAX_S = 300,
     PAUSE_DOUBLINGS = 5,
     AWAIT_MS = 50,
+    REMOVE_US = 10000000,
+    REMOVE_LOOK_MS = 5,
     HOSTS_BYTES_MAX = 8 << 20,
     US_PER_S = 1000000
 };
@@ -314,10 +317,39 @@ static bool has_failed(const pod_process *p)
     return failed;
 }
 
+/* False: nobody has asked for a port within the time. */
+static bool answer_ports(const pod_process *p, int timeout_ms)
+{
+    const gr_pod_ports ports = {.address = p->start->address,
+                                .ports = p->start->plan->ports,
+                                .count = p->start->plan->port_count};
+    struct pollfd watched = {.fd = p->ports_fd, .events = POLLIN};
+    bool asked = poll(&watched, 1, timeout_ms) > 0 && (watched.revents & POLLIN) != 0;
+    if (asked) {
+        gr_ports_answer(&ports, p->ports_fd);
+    }
+    return asked;
+}
+
+/* Containers that an engine still runs: they may be no processes of ours, and the engine has more
+ * of them than these. Its client asks for ports as containers do. */
+static void remove_contained(const pod_process *p)
+{
+    int64_t end_us = now_us() + REMOVE_US;
+    for (size_t i = 0; i < p->count; i++) {
+        bool runs = p->containers[i].pid > 0 && p->containers[i].plan->engine != NULL;
+        pid_t pid = runs ? gr_engine_remove(p->containers[i].plan) : -1;
+        while (pid > 0 && waitpid(pid, NULL, WNOHANG) == 0 && now_us() < end_us) {
+            (void)answer_ports(p, REMOVE_LOOK_MS);
+        }
+    }
+}
+
 /* What the containers have left behind, sidecars as well, has a second at most. */
 _Noreturn static void finish(pod_process *p)
 {
     bool failed = has_failed(p);
+    remove_contained(p);
     int64_t left_us = p->is_ending ? p->end_us - now_us() : US_PER_S;
     (void)gr_process_tree_signal(SIGTERM);
     gr_process_tree_end(left_us < 0 ? 0 : left_us < US_PER_S ? left_us : US_PER_S);
@@ -358,6 +390,20 @@ static void accept_command(pod_process *p)
     }
 }
 
+static pid_t spawn_command(const gr_container *container, const gr_exec_order *request,
+                           char *why_out, size_t why_bytes)
+{
+    char **argv = container->engine != NULL ? gr_engine_exec(container, request->argv) : NULL;
+    if (container->engine != NULL && argv == NULL) {
+        snprintf(why_out, why_bytes, "no memory for a command");
+        return -1;
+    }
+    pid_t pid =
+        spawn(container, argv != NULL ? argv : request->argv, request->fds, why_out, why_bytes);
+    free(argv);
+    return pid;
+}
+
 /* The command, or the end of who gave it: then it ends as well. */
 static void receive_command(pod_process *p, pod_command *command, const char *home)
 {
@@ -367,7 +413,7 @@ static void receive_command(pod_process *p, pod_command *command, const char *ho
         const gr_container *container = container_of(p, request.container);
         (void)!chdir(home);
         pid_t pid = container != NULL && !p->is_ending
-                        ? spawn(container, request.argv, request.fds, why, sizeof why)
+                        ? spawn_command(container, &request, why, sizeof why)
                         : -1;
         if (pid < 0) {
             dprintf(request.fds[2], "%s\n", why);
@@ -416,9 +462,6 @@ static int timeout_ms(const pod_process *p)
 static bool wait_for_something(pod_process *p, const char *home)
 {
     enum { FIRST = 4 };
-    const gr_pod_ports ports = {.address = p->start->address,
-                                .ports = p->start->plan->ports,
-                                .count = p->start->plan->port_count};
     struct pollfd watched[FIRST + COMMANDS_MAX] = {
         {.fd = p->start->control_fd, .events = POLLIN},
         {.fd = p->signal_fd, .events = POLLIN},
@@ -443,8 +486,8 @@ static bool wait_for_something(pod_process *p, const char *home)
     if (watched[2].revents != 0) {
         accept_command(p);
     }
-    if ((watched[3].revents & POLLIN) != 0) {
-        gr_ports_answer(&ports, p->ports_fd);
+    if (watched[3].revents != 0) {
+        (void)answer_ports(p, 0);
     }
     return watched[0].revents == 0 || take_orders(p);
 }
@@ -500,8 +543,9 @@ _Noreturn void gr_pod_process_run(const gr_pod_start *start)
     for (size_t i = 0; i < p.count && p.containers != NULL; i++) {
         p.containers[i].plan = &start->plan->containers[i];
     }
-    gr_status status = p.containers != NULL ? gr_room_enter(start->plan, start->room, &diag)
-                                            : gr_fail(&diag, GR_E_NO_MEMORY, "no memory");
+    gr_status status = p.containers == NULL  ? gr_fail(&diag, GR_E_NO_MEMORY, "no memory")
+                       : start->is_contained ? GR_OK
+                                             : gr_room_enter(start->plan, start->room, &diag);
     if (status == GR_E_UNSUPPORTED) {
         send_word(&p, GR_POD_PLAIN, NULL, 0, diag.text);
         replace_names(&p);
@@ -513,8 +557,11 @@ _Noreturn void gr_pod_process_run(const gr_pod_start *start)
         _exit(0);
     }
     p.listen_fd =
-        gr_exec_listen(start->root, start->plan->space, start->plan->name, start->plan->host_name);
-    p.ports_fd = start->plan->port_count > 0 ? gr_ports_watch() : -1;
+        gr_exec_listen(start->exec, start->plan->space, start->plan->name, start->plan->host_name);
+    /* Who is not root gives up rights for it that an engine needs. */
+    p.ports_fd = start->plan->port_count > 0 && (!start->is_contained || geteuid() == 0)
+                     ? gr_ports_watch()
+                     : -1;
     for (;;) {
         while (advance(&p, home)) {
         }
@@ -522,6 +569,7 @@ _Noreturn void gr_pod_process_run(const gr_pod_start *start)
             finish(&p);
         }
         if (!wait_for_something(&p, home)) {
+            remove_contained(&p);
             gr_process_tree_end(0);
             _exit(1);
         }

@@ -29,7 +29,8 @@ typedef struct gr_pod_message {
 typedef struct gr_pod_start {
     const gr_pod_plan *plan;
     const gr_room *room;
-    const char *root;    /* of the run: where commands come (exec.h) */
+    bool is_contained; /* an engine makes a room for each container: the pod's process needs none */
+    const char *exec;  /* where commands come (exec.h) */
     const char *address; /* of the pod */
     int control_fd;
     const int *output_fds; /* stdout and stderr of each container */
