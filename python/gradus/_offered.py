@@ -16,6 +16,8 @@ from .errors import InvalidError
 
 MOST = 4096  # workers of a job without a limit
 RESTARTS = 100  # for each worker, without a limit
+# Whoever knows the launcher's address finds it listening, unless the job is over.
+WAIT_S = 5
 
 _PR_SET_PDEATHSIG = 1
 _NEEDS_TOKEN = "GRADUS_JOIN_TOKEN"
@@ -39,7 +41,8 @@ def serve(launcher: Launcher) -> int:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     while True:
         done = subprocess.run(
-            [program(), "agent", "--join", launcher.address, "--slots", "1"],
+            [program(), "agent", "--join", launcher.address, "--slots", "1",
+             "--wait", f"{WAIT_S}s"],
             env=_process.environment({_NEEDS_TOKEN: launcher.token}), stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, preexec_fn=follow)
         if done.returncode >= 0:

@@ -58,10 +58,11 @@ def test_lost_slot_is_replaced_and_failures_are_named(ranks):
                           env=ranks.gradus.environment(ranks.environment))
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if not line.startswith("[0@")]
+    # Two have joined; those that begin when the job has failed find no launcher.
+    assert lines.pop(3) in [str(sorted(["0", "0", *more])) for more in ("00", "01", "11")]
     assert lines == [
         "[(False, 'here'), (True, 'here'), (True, 'here')] [{'came': 1}, {'came': 1}]",
         "['', '0', '0', '0']", "RankError run: rank 1 failed: KeyError: 'no such sample'",
-        "['0', '0', '0', '0']",
         "InvalidError run: --listen: agents with 0 slots have joined within 0 s (--start-timeout), "
         "and the job needs 2 to begin; 0 connections were refused", "[]",
         "InvalidError run_elastic: there are 4 workers, at least 4 and at most 3; it is least, "
