@@ -12,6 +12,8 @@ import subprocess
 
 import pytest
 
+from kube_fixtures import control_plane
+
 yaml = pytest.importorskip("yaml", reason="needs PyYAML (python3-yaml)")
 
 DEPLOY = pathlib.Path(os.environ["GRADUS_SOURCE_DIR"]) / "deploy"
@@ -145,3 +147,50 @@ def test_values_change_what_they_are_for(render):
     assert spaces == {None, "elsewhere"}
     assert found.keys() == of_base().keys() - {("Namespace", "gradus")} - {
         key for key in of_base() if key[0] == "CustomResourceDefinition"}
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not shutil.which("helm"), reason="helm is not installed (go install "
+                    "helm.sh/helm/v3/cmd/helm@v3.18.4)")
+def test_chart_is_installed_changed_removed_and_installed_again(tmp_path_factory):
+    """By Helm, as an archive, in a real kube-apiserver: all that deploy/base has is there, and when
+    it is removed the jobs' resources stay."""
+    folder = tmp_path_factory.mktemp("helm")
+    subprocess.run(["helm", "package", CHART, "-d", folder], check=True, capture_output=True)
+    archive, = folder.glob("gradus-operator-*.tgz")
+    with control_plane(folder) as cluster:
+        def helm(*words):
+            done = subprocess.run(["helm", "--kubeconfig", cluster.kubeconfig, *words],
+                                  capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        def get(kind, name, space=None):
+            return cluster.get(kind, name, *(["-n", space] if space else []))
+
+        flags = ["--set", "image.repository=near/gradus", "--set", "image.tag=2"]
+        helm("install", "gradus", archive, *flags)
+        for (kind, name), wanted in of_base().items():
+            found = get(kind, name, wanted["metadata"].get("namespace"))
+            if "rules" in wanted:
+                assert found["rules"] == wanted["rules"]
+            if kind == "CustomResourceDefinition":
+                assert [one["name"] for one in found["spec"]["versions"]] \
+                    == [one["name"] for one in wanted["spec"]["versions"]]
+        spec = get("deployment", "gradus-operator", "gradus")["spec"]
+        assert spec["replicas"] == 2
+        assert spec["template"]["spec"]["containers"][0]["image"] == "near/gradus:2"
+        helm("upgrade", "gradus", archive, *flags, "--set", "replicas=1", "--set",
+             "args={--enable-scheme=gradusjob}", "--set", "launchAgent=true")
+        spec = get("deployment", "gradus-operator", "gradus")["spec"]
+        assert spec["replicas"] == 1
+        assert spec["template"]["spec"]["containers"][0]["args"] == [
+            "--enable-scheme=gradusjob", "--launch-agent-image=near/gradus:2"]
+        helm("uninstall", "gradus", "--wait")
+        assert not cluster.get("clusterroles", "--field-selector",
+                               "metadata.name=gradus-operator")["items"]
+        assert get("crd", "gradusjobs.gradus.dev")
+        cluster.kubectl("wait", "--for=delete", "namespace/gradus", "--timeout=120s")
+        helm("install", "gradus", archive, *flags, "--set", "namespace.name=team", "--set",
+             "namespace.create=false")
+        assert get("deployment", "gradus-operator", "team")["spec"]["replicas"] == 2
