@@ -46,6 +46,14 @@ def ip(*words, check=True):
     return done
 
 
+def batch(namespace, lines):
+    """Several commands of ip(8) in a namespace, by one process."""
+    done = subprocess.run(["ip", "-n", namespace, "-batch", "-"], input="\n".join(lines),
+                          capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise Unavailable(f"ip -n {namespace} -batch: {done.stderr.strip()}")
+
+
 def tc(namespace, *words):
     return subprocess.run(["ip", "netns", "exec", namespace, "tc", *words],
                           capture_output=True, text=True, check=False)
@@ -110,20 +118,28 @@ class Hosts:
         return f"10.{77 + network}.0.{host + 1}"
 
     def _make(self):
-        ip("netns", "add", self.switch)
-        ip("-n", self.switch, "link", "set", "lo", "up")
-        for network in range(self.networks):
-            ip("-n", self.switch, "link", "add", f"br{network}", "type", "bridge")
-            ip("-n", self.switch, "address", "add", f"10.{77 + network}.0.254/24", "dev",
-               f"br{network}")
-            ip("-n", self.switch, "link", "set", f"br{network}", "up")
-        for host, name in enumerate(self.names):
+        for name in [self.switch, *self.names]:
             ip("netns", "add", name)
-            ip("-n", name, "link", "set", "lo", "up")
+        lines = ["link set lo up"]
+        for network in range(self.networks):
+            lines += [f"link add br{network} type bridge",
+                      f"address add 10.{77 + network}.0.254/24 dev br{network}",
+                      f"link set br{network} up"]
+            for host, name in enumerate(self.names):
+                port = f"p{network}x{host}"
+                lines += [f"link add {port} type veth peer name eth{network} netns {name}",
+                          f"link set {port} master br{network} up"]
+        batch(self.switch, lines)
+        for host, name in enumerate(self.names):
+            lines = ["link set lo up"]
+            for network in range(self.networks):
+                lines += [f"address add {self.address(host, network)}/24 dev eth{network}",
+                          f"link set eth{network} up"]
             for setting, value in self.settings.items():
                 self._set(name, setting, value)
+            batch(name, lines)
             for network in range(self.networks):
-                self._plug(host, name, network)
+                self._slow_down(host, name, network)
         for name in self.names:
             for network in range(self.networks):
                 self.await_carrier(name, f"eth{network}")
@@ -135,14 +151,10 @@ class Hosts:
         while "state UP" not in ip("-n", name, "-o", "link", "show", "dev", device).stdout:
             if time.monotonic() > deadline:
                 raise Unavailable(f"{device} of {name} does not come up")
+            time.sleep(0.02)
 
-    def _plug(self, host, name, network):
+    def _slow_down(self, host, name, network):
         port, near = f"p{network}x{host}", f"eth{network}"
-        ip("-n", self.switch, "link", "add", port, "type", "veth", "peer", "name", near, "netns",
-           name)
-        ip("-n", self.switch, "link", "set", port, "master", f"br{network}", "up")
-        ip("-n", name, "address", "add", f"{self.address(host, network)}/24", "dev", near)
-        ip("-n", name, "link", "set", near, "up")
         if self.rate:
             self._limit(name, near)
             self._limit(self.switch, port)

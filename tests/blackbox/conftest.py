@@ -30,13 +30,13 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "long: too long for ./check; ./check --full runs it")
 
 
-def wait_until(condition, what, timeout_s=TIMEOUT_S):
+def wait_until(condition, what, timeout_s=TIMEOUT_S, pause_ms=5):
     """Waits for something that gives no event of its own (the end of a intruder's process)."""
     deadline = time.monotonic() + timeout_s
     pause = select.poll()
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
-        pause.poll(5)
+        pause.poll(pause_ms)
 
 
 # --chaos of a job that is to go on for as long as it takes, and to leave the cores to others.

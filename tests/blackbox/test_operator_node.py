@@ -55,9 +55,10 @@ done < /etc/mpi/hostfile
 """
 
 
-def libraries(path):
-    said = subprocess.run(["ldd", path], capture_output=True, text=True, check=False).stdout
-    return {word for line in said.splitlines() for word in line.split() if word.startswith("/")}
+def libraries(*paths):
+    said = subprocess.run(["ldd", *paths], capture_output=True, text=True, check=False).stdout
+    return {word for line in said.splitlines() for word in line.split()
+            if word.startswith("/") and not word.endswith(":")}
 
 
 def fill(folder, paths):
@@ -65,7 +66,7 @@ def fill(folder, paths):
     for name in ("bin", "sbin", "lib", "lib64"):
         (folder / "usr" / name).mkdir(parents=True, exist_ok=True)
         (folder / name).symlink_to(f"usr/{name}")
-    for path in {*paths, *(one for path in paths for one in libraries(path))}:
+    for path in {*map(str, paths), *libraries(*paths)}:
         target = folder / str(path).lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, target)

@@ -68,7 +68,8 @@ class Slurm:
         self.running = [subprocess.Popen([*words, "-f", self.conf], env=os.environ | self.env,
                                          cwd=folder, stdout=self.log, stderr=self.log)
                         for words in daemons]
-        wait_until(lambda: self("sinfo", "-h", "-o", "%t %D") == "idle 2", "the nodes")
+        wait_until(lambda: self("sinfo", "-h", "-o", "%t %D") == "idle 2", "the nodes",
+                   pause_ms=50)
 
     def __call__(self, *words):
         return subprocess.run(words, env=os.environ | self.env, text=True, capture_output=True,
@@ -89,7 +90,8 @@ class Slurm:
         return re.search(r"JobState=(\w+)", self("scontrol", "show", "job", number))[1]
 
     def wait(self, number, *states):
-        wait_until(lambda: self.state(number) in states, f"job {number} to be {states}")
+        wait_until(lambda: self.state(number) in states, f"job {number} to be {states}",
+                   pause_ms=100)
 
     def steps(self):
         """The cluster's slurmstepd, which leave their environment to nobody: by their folder."""

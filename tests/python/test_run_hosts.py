@@ -315,7 +315,8 @@ def test_functions_run_in_a_slurm_job_of_their_own(ends, slurm):  # noqa: F811
     assert lines[:2] == [str(nodes), "[(0, 30), (1, 30), (2, 30)]"]
     assert lines[2] == "RankError 1 run: rank 1 failed: KeyError: 'no such sample'"
     assert "nowhere" in lines[3] or "partition" in lines[3]
-    blackbox.wait_until(lambda: slurm("squeue", "-h") == "", "the end of the last job")
+    blackbox.wait_until(lambda: slurm("squeue", "-h") == "", "the end of the last job",
+                        pause_ms=50)
 
 
 def test_functions_run_on_the_nodes_of_the_job_of_the_program(ranks, program, slurm):  # noqa: F811
@@ -338,5 +339,5 @@ def test_ctrl_c_ends_the_slurm_job(ranks, program, slurm):  # noqa: F811
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=blackbox.TIMEOUT_S)
     assert out.splitlines()[-1] == "interrupted" and process.returncode == 0, out + err
-    blackbox.wait_until(lambda: slurm("squeue", "-h") == "", "the end of the job")
+    blackbox.wait_until(lambda: slurm("squeue", "-h") == "", "the end of the job", pause_ms=50)
     ranks.gradus.wait_for_nothing()
