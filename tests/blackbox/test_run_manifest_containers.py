@@ -123,14 +123,15 @@ def test_container_has_its_image_variables_volumes_and_user(contained):
 id -u; id -g; echo "$RANK of $WORLD_SIZE, $HOST_NAME at $MASTER_ADDR"; pwd
 cat /config/text /secret/key; echo "$KEY"; test -e /usr/bin/git || echo "an image"
 read line < /etc/hosts; echo ${GRADUS_TEST_MARK:-"nothing inherited"}
-echo kept > /claim/file; echo 'two
-lines' > /tmp/here; touch /config/new 2> /dev/null || echo "read only"
+echo here > /empty/file && cat /empty/file; > /config/new || echo "read only"
+echo kept > /claim/file
 read go < /claim/go
 exit 0
 """
     volumes = [{"name": "config", "configMap": {"name": "mine"}},
                {"name": "secret", "secret": {"secretName": "mine"}},
-               {"name": "claim", "persistentVolumeClaim": {"claimName": "claim"}}]
+               {"name": "claim", "persistentVolumeClaim": {"claimName": "claim"}},
+               {"name": "empty", "emptyDir": {}}]
     mounts = [{"name": one["name"], "mountPath": f"/{one['name']}", "readOnly": i == 0}
               for i, one in enumerate(volumes)]
     env = [{"name": "HOST_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
@@ -160,7 +161,7 @@ exit 0
     assert started.returncode == 0, out + said
     assert lines(out, "train-master-0") == [
         "4321", "1234", "0 of 1, train-master-0 at train-master-0", "/tmp", "from a ConfigMap",
-        SECRET, SECRET, "", "an image", "nothing inherited", "read only"]
+        SECRET, SECRET, "", "an image", "nothing inherited", "here", "read only"]
     assert b"podman\0run\0" in words and SECRET.encode() not in words
     assert SECRET not in said and "are run by podman" in said
     assert (claim / "file").read_text() == "kept\n"

@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MODE_OF_FILES = 0644, MODE_OF_FOLDERS = 0755 };
+enum { MODE_OF_FILES = 0644, MODE_OF_FOLDERS = 0755, MODE_OF_EMPTY = 0777 };
 
 /* The volumes of one pod while they are written. */
 typedef struct pod_files {
@@ -221,7 +221,9 @@ static gr_status write_volume(pod_files *f, const json_t *volume, const char *fo
     if (json_object_get(volume, "emptyDir") == NULL) {
         f->stand_in = gr_object_text(volume, "name");
     }
-    return GR_OK;
+    /* As kubelet does: whatever user a container has. No other user reaches the run's folder. */
+    return chmod(folder, MODE_OF_EMPTY) == 0 ? GR_OK
+                                             : gr_fail_errno(f->diag, "change", folder, errno);
 }
 
 gr_status gr_pod_files_write(const gr_store *store, const json_t *pod, const char *folder,
