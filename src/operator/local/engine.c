@@ -124,52 +124,56 @@ static const char *missing_image(const char *engine, const image_list *list)
     return NULL;
 }
 
-gr_status gr_engine_choose(const char *asked, const json_t *objects, const char **engine_out,
-                           char note_out[GR_ENGINE_NOTE_BYTES], gr_diag *diag)
+/* The first that is installed and has all images; NULL: none, and *note_out says what one lacks. */
+static const char *find_engine(const image_list *list, char note_out[GR_ENGINE_NOTE_BYTES])
 {
-    image_list list = {.count = 0};
-    *engine_out = NULL;
-    note_out[0] = '\0';
-    if (strcmp(asked, "no") == 0) {
-        return GR_OK;
-    }
-    bool is_auto = strcmp(asked, "auto") == 0, is_known = is_auto;
-    size_t at;
-    const json_t *object;
-    json_array_foreach(objects, at, object)
-    {
-        find_images(json_object_get(object, "spec"), &list);
-    }
-    for (size_t i = 0; i < ENGINES; i++) {
-        is_known |= strcmp(asked, engines[i]) == 0;
-        if (!is_auto && strcmp(asked, engines[i]) == 0) {
-            *engine_out = engines[i];
-        }
-        if (!is_auto || *engine_out != NULL || list.has_none || list.count == 0 ||
-            !is_installed(engines[i])) {
-            continue;
-        }
-        const char *missing = missing_image(engines[i], &list);
+    for (size_t i = 0; i < ENGINES && !list->has_none && list->count > 0; i++) {
+        const char *missing = is_installed(engines[i]) ? missing_image(engines[i], list) : "";
         if (missing == NULL) {
-            *engine_out = engines[i];
             note_out[0] = '\0';
-        } else if (note_out[0] == '\0') {
+            return engines[i];
+        }
+        if (missing[0] != '\0' && note_out[0] == '\0') {
             snprintf(note_out, GR_ENGINE_NOTE_BYTES,
                      "info: %s does not have the image %.200s; --containers %s pulls it and runs "
                      "the job in it",
                      engines[i], missing, engines[i]);
         }
     }
-    if (!is_known) {
+    return NULL;
+}
+
+gr_status gr_engine_choose(const char *asked, const json_t *objects, const char **engine_out,
+                           char note_out[GR_ENGINE_NOTE_BYTES], gr_diag *diag)
+{
+    image_list list = {.count = 0};
+    size_t i;
+    const json_t *object;
+    *engine_out = NULL;
+    note_out[0] = '\0';
+    if (strcmp(asked, "no") == 0) {
+        return GR_OK;
+    }
+    if (strcmp(asked, "auto") == 0) {
+        json_array_foreach(objects, i, object)
+        {
+            find_images(json_object_get(object, "spec"), &list);
+        }
+        *engine_out = find_engine(&list, note_out);
+        return GR_OK;
+    }
+    for (i = 0; i < ENGINES && strcmp(asked, engines[i]) != 0; i++) {
+    }
+    if (i == ENGINES) {
         return gr_fail(diag, GR_E_INVALID, "--containers %.100s: it is auto, no, podman or docker",
                        asked);
     }
-    if (!is_auto && !is_installed(*engine_out)) {
-        return gr_fail(diag, GR_E_NOT_FOUND,
-                       "--containers %s: %s is not installed here, or does not start", asked,
-                       asked);
-    }
-    return GR_OK;
+    *engine_out = engines[i];
+    return is_installed(asked)
+               ? GR_OK
+               : gr_fail(diag, GR_E_NOT_FOUND,
+                         "--containers %s: %s is not installed here, or does not start", asked,
+                         asked);
 }
 
 /* ---- Words ----------------------------------------------------------------------------------- */

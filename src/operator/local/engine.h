@@ -16,7 +16,7 @@ enum { GR_ENGINE_NOTE_BYTES = 512 };
 /* Which engine runs the containers of `objects`. `asked`: "no", none; "podman", "docker", that one;
  * "auto": the first one that is installed and has the images of all jobs. *engine_out: its name;
  * NULL: none, containers are processes. *note_out: a sentence for the user; "": none.
- * GR_E_NOT_FOUND: it is not installed. GR_E_INVALID: another word. GR_E_NO_MEMORY. */
+ * GR_E_NOT_FOUND: it is not installed. GR_E_INVALID: another word. */
 gr_status gr_engine_choose(const char *asked, const json_t *objects, const char **engine_out,
                            char note_out[GR_ENGINE_NOTE_BYTES], gr_diag *diag) GR_MUST_CHECK;
 
