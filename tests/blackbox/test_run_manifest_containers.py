@@ -211,16 +211,18 @@ got.recv(1)  # until the other has heard as well
 
 
 # ---- Commands in other pods ----------------------------------------------------------------------
-def test_mpi_launcher_reaches_workers_by_ssh(contained):
+@pytest.mark.parametrize("worker", (None, "/usr/sbin/sshd -De"))
+def test_mpi_launcher_reaches_workers_by_ssh(contained, worker):
     launcher = """
 while read host rest; do
-    echo "by $host" | ssh -o StrictHostKeyChecking=no $host '
+    echo "by $host" | /usr/bin/ssh -o StrictHostKeyChecking=no $host '
         read line; cat /proc/sys/kernel/hostname; echo $line; exit 3'
     echo code $?
 done < /etc/mpi/hostfile
 """
     done = run(contained, job_of("MPIJob", {"Launcher": role("MPIJob", launcher),
-                                         "Worker": role("MPIJob", None, 2)}, V2,
+                                         "Worker": role("MPIJob", worker, 2,
+                                                        terminationGracePeriodSeconds=1)}, V2,
                               slotsPerWorker=1, sshAuthMountPath="/root/.ssh"))
     said = [line.split("] ", 1)[1] for line in done.stdout.splitlines()]
     assert said == [line for i in range(2)

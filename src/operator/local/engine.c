@@ -243,20 +243,25 @@ static void add_mount(engine_words *w, const char *source, const char *target, b
 /* Volumes may lie over what is ours: a GradusJob mounts the folder of its programs. */
 static void add_mounts(engine_words *w, const gr_engine_place *place, const gr_pod_plan *plan)
 {
-    static const char *const tools[] = {"ssh", "rsh", "kubectl", "sshd"};
+    static const char *const tools[][2] = {{"ssh", "/usr/local/sbin/ssh"},
+                                           {"rsh", "/usr/local/sbin/rsh"},
+                                           {"kubectl", "/usr/local/sbin/kubectl"},
+                                           {"sshd", GR_CONTAINED_SSHD},
+                                           /* also by the paths that images have them at */
+                                           {"ssh", "/usr/bin/ssh"},
+                                           {"sshd", "/usr/sbin/sshd"}};
     static const char program[] = GR_ENGINE_PROGRAM;
     const char *folder =
         gr_arena_printf(w->arena, "%.*s", (int)(strrchr(program, '/') - program), program);
     add_mount(w, place->hosts, "/etc/hosts", true);
     add_mount(w, place->exec, place->exec, false);
     for (size_t i = 0; i < sizeof tools / sizeof tools[0]; i++) {
-        const char *source = gr_arena_printf(w->arena, "%s/%s", place->tools, tools[i]);
-        const char *target = gr_arena_printf(w->arena, "/usr/local/sbin/%s", tools[i]);
-        if (source == NULL || target == NULL) {
+        const char *source = gr_arena_printf(w->arena, "%s/%s", place->tools, tools[i][0]);
+        if (source == NULL) {
             w->no_memory = true;
             return;
         }
-        add_mount(w, source, target, true);
+        add_mount(w, source, tools[i][1], true);
     }
     if (folder == NULL) {
         w->no_memory = true;
