@@ -112,6 +112,11 @@ def images(node, tmp_path_factory):  # noqa: F811
                                    (DELIVERY, "delivery", ["/bin/sh", "-c", DELIVER])):
         made = node.run("image", image, work / folder, *command)
         assert made.returncode == 0, made.stderr
+    permit(node)
+
+
+def permit(node):  # noqa: F811
+    """The operator's account, with the rights of deploy/base and no others."""
     ask(node, "apply", "--server-side", "-f", BASE / "role.yaml")
     ask(node, "create", "namespace", "gradus")
     ask(node, "-n", "gradus", "create", "serviceaccount", "gradus-operator")
@@ -121,18 +126,19 @@ def images(node, tmp_path_factory):  # noqa: F811
 
 
 @contextlib.contextmanager
-def operator_at_work(gradus, node, tmp_path, version, resource):  # noqa: F811
-    """With the rights of deploy/base and no others."""
+def operator_at_work(gradus, node, tmp_path, scheme, resource, *flags):  # noqa: F811
+    """With that account; `resource`: the file of its kind."""
     ask(node, "apply", "--server-side", "--force-conflicts", "-f", BASE / resource)
-    ask(node, "wait", "--for=condition=Established", "crd/mpijobs.kubeflow.org")
+    ask(node, "wait", "--for=condition=Established", f"crd/{resource.split('.')[0].split('-')[0]}"
+        ".kubeflow.org")
     config = json.loads(ask(node, "config", "view", "--raw", "-o", "json"))
     config["users"][0]["user"] = {
         "token": ask(node, "-n", "gradus", "create", "token", "gradus-operator").strip()}
     (tmp_path / "config").write_text(json.dumps(config))
     process = node.gradus(gradus, "operator", "--kubeconfig", tmp_path / "config",
-                          "--enable-scheme", f"mpijob.{version}", "--leader-elect=false",
+                          "--enable-scheme", scheme, "--leader-elect=false",
                           "--metrics-bind-address", "0", "--health-probe-bind-address", "0",
-                          "--launch-agent-image", IMAGE, "--mpi-kubectl-delivery-image", DELIVERY)
+                          *flags)
     yield
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
@@ -157,7 +163,8 @@ def test_ranks_of_open_mpi_compute_in_the_workers(gradus, node, images,  # noqa:
     resource = "mpijobs.yaml" if version == "v2beta1" else "mpijobs-v1.yaml"
     if version == "v1" and "mpijobs.kubeflow.org" in ask(node, "get", "crd"):
         ask(node, "delete", "crd", "mpijobs.kubeflow.org")
-    with operator_at_work(gradus, node, tmp_path, version, resource):
+    with operator_at_work(gradus, node, tmp_path, f"mpijob.{version}", resource,
+                          "--launch-agent-image", IMAGE, "--mpi-kubectl-delivery-image", DELIVERY):
         ask(node, "create", "-f", "-", text=json.dumps(job_of(flow, version, **notes)))
         done = node.run("kubectl", "wait", "--for=condition=Succeeded", f"mpijob/{flow}",
                         f"--timeout={WAIT_S}s")
