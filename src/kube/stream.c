@@ -171,9 +171,15 @@ gr_status gr_kube_stream_feed(gr_kube_stream *stream, const char *bytes, size_t 
         if (stream->in_string) {
             take_string(stream, c);
         } else if (!stream->in_object && !fits(stream, c, &skip)) {
-            return bad_byte(diag, c);
+            status = bad_byte(diag, c);
         } else if (!skip) {
             status = take_mark(stream, c, &ends, diag);
+        }
+        if (status != GR_OK) { /* what came before it may be too long, however it was cut */
+            gr_kube_text *text = stream->in_object ? &stream->object : &stream->rest;
+            gr_status before =
+                from < i ? append(stream, text, bytes + from, i - from, diag) : GR_OK;
+            return before != GR_OK ? before : status;
         }
         bool begins = stream->in_object && !was_in_object;
         if (status == GR_OK && (begins || skip) && from < i) {
