@@ -470,7 +470,7 @@ static gr_status prepare(gr_local_pod *pod, gr_diag *diag)
     static char *const nothing[] = {NULL};
     const gr_pod_place place = {.address = pod->address,
                                 .inherited = pods->engine != NULL ? nothing : pods->environment,
-                                .tools = pods->engine != NULL ? NULL : tools,
+                                .tools = tools,
                                 .program = pods->engine != NULL ? GR_ENGINE_PROGRAM : pods->program,
                                 .is_contained = pods->engine != NULL};
     if (status == GR_OK) {

@@ -155,7 +155,7 @@ static void add_ours(const pod_planner *p, const json_t *container, pod_variable
                                           {"OMPI_MCA_btl_tcp_if_include", "lo"}};
     size_t count = sizeof ours / sizeof ours[0] - (names_interfaces(container) ? 2 : 0);
     const char *path = gr_environ_find(p->place->inherited, "PATH");
-    if (p->place->tools != NULL) {
+    if (!p->place->is_contained) {
         char *longer = gr_arena_printf(p->arena, "%s:%s", p->place->tools,
                                        path != NULL ? path : "/usr/local/bin:/usr/bin:/bin");
         v->no_memory |= longer == NULL;

@@ -55,7 +55,7 @@ typedef struct gr_pod_plan {
 typedef struct gr_pod_place {
     const char *address;    /* of the pod */
     char *const *inherited; /* the environment of `gradus run` */
-    const char *tools;      /* a folder that comes first in PATH; NULL: where PATH finds them */
+    const char *tools;      /* a folder that comes first in PATH, but not if is_contained */
     const char *program;    /* gradus, as it runs here */
     bool is_contained;      /* images are there: an engine runs the containers */
 } gr_pod_place;
