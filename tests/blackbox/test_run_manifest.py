@@ -35,9 +35,13 @@ def job(kind, roles, api=V1, name="train", **spec):
             "spec": {SPECS[kind][0]: roles, **spec}}
 
 
-def run(gradus, *documents, code=0, **more):
+def write(gradus, *documents):
     (gradus.folder / "job.yaml").write_text("\n---\n".join(map(json.dumps, documents)))
-    done = gradus("run", "-f", "job.yaml", **more)
+    return "job.yaml"
+
+
+def run(gradus, *documents, code=0, words=(), **more):
+    done = gradus("run", *words, "-f", write(gradus, *documents), **more)
     assert done.returncode == code, done.stdout + done.stderr
     assert not gradus.remains()
     assert not list(gradus.folder.glob("gradus-run-*"))

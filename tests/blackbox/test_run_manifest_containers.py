@@ -14,8 +14,9 @@ import pytest
 
 from conftest import SOURCE, TIMEOUT_S, finish, read_lines, sha256_of, wait_until
 from test_operator_node import fill
-from test_run_manifest import V1, V2, lines
+from test_run_manifest import V1, V2, lines, run, write
 from test_run_manifest import job as job_of
+from test_run_manifest import role as role_of
 
 EPOCHS, EVAL_EVERY = 5, 5
 IMAGE = "local.test/gradus-shell:1"
@@ -74,26 +75,9 @@ def contained(gradus, settings):
     assert not names(settings)
 
 
-def role(kind, script, replicas=1, policy="Never", **more):
-    name = {"PyTorchJob": "pytorch", "TFJob": "tensorflow", "MPIJob": "mpi"}[kind]
-    container = {"name": name, "image": IMAGE, **more.pop("container", {})}
-    if script:
-        container["command"] = ["sh", "-c", script]
-    return {"replicas": replicas, "restartPolicy": policy,
-            "template": {"spec": {"containers": [container], **more}}}
-
-
-def write(gradus, *documents):
-    (gradus.folder / "job.yaml").write_text("\n---\n".join(map(json.dumps, documents)))
-    return "job.yaml"
-
-
-def run(gradus, *documents, code=0, words=(), **more):
-    done = gradus("run", *words, "-f", write(gradus, *documents), **more)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert not gradus.remains()
-    assert not list(gradus.folder.glob("gradus-run-*"))
-    return done
+def role(kind, script, replicas=1, policy="Never", container=None, **more):
+    return role_of(kind, ["sh", "-c", script] if script else None, replicas, policy,
+                   container={"image": IMAGE, **(container or {})}, **more)
 
 
 def commands():
