@@ -264,6 +264,14 @@ def test_container_ends_with_the_process_that_stands_for_its_pod(contained):
     assert not contained.remains()
 
 
+def test_host_path_that_is_not_there_is_not_made(contained):
+    nowhere = contained.folder / "nowhere"
+    done = run(contained, job_of("PyTorchJob", {"Master": role(
+        "PyTorchJob", "exit 0", volumes=[{"name": "host", "hostPath": {"path": str(nowhere)}}],
+        container={"volumeMounts": [{"name": "host", "mountPath": "/host"}]})}), code=1)
+    assert str(nowhere) in done.stderr and not nowhere.exists()
+
+
 # ---- Choice --------------------------------------------------------------------------------------
 def test_engine_is_chosen_by_the_images_that_it_has(contained, tmp_path):
     master = role("PyTorchJob", "test -e /usr/bin/git && echo host || echo image")

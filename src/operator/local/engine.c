@@ -240,7 +240,7 @@ static void add_mount(engine_words *w, const char *source, const char *target, b
         gr_arena_printf(w->arena, "type=bind,%s,%s%s", from, to, is_read_only ? ",readonly" : ""));
 }
 
-/* Volumes may lie over what is ours: a GradusJob mounts the folder of its programs. */
+/* A volume of a GradusJob for our programs gives way to what has them already. */
 static void add_mounts(engine_words *w, const gr_engine_place *place, const gr_pod_plan *plan)
 {
     static const char *const tools[][2] = {{"ssh", "/usr/local/sbin/ssh"},
@@ -250,9 +250,6 @@ static void add_mounts(engine_words *w, const gr_engine_place *place, const gr_p
                                            /* also by the paths that images have them at */
                                            {"ssh", "/usr/bin/ssh"},
                                            {"sshd", "/usr/sbin/sshd"}};
-    static const char program[] = GR_ENGINE_PROGRAM;
-    const char *folder =
-        gr_arena_printf(w->arena, "%.*s", (int)(strrchr(program, '/') - program), program);
     add_mount(w, place->hosts, "/etc/hosts", true);
     add_mount(w, place->exec, place->exec, false);
     for (size_t i = 0; i < sizeof tools / sizeof tools[0]; i++) {
@@ -263,17 +260,16 @@ static void add_mounts(engine_words *w, const gr_engine_place *place, const gr_p
         }
         add_mount(w, source, tools[i][1], true);
     }
-    if (folder == NULL) {
-        w->no_memory = true;
-        return;
-    }
-    add_mount(w, place->program_folder, folder, true);
+    add_mount(w, place->program_folder, GR_GRADUS_FOLDER, true);
     for (size_t i = 0; i < plan->mount_count; i++) {
         const gr_volume_mount *mount = &plan->mounts[i];
-        if (strcmp(mount->path, folder) != 0) {
-            (void)gr_room_make_folders(mount->source); /* a sub path that nobody has made yet */
-            add_mount(w, mount->source, mount->path, mount->is_read_only);
+        if (strcmp(mount->path, GR_GRADUS_FOLDER) == 0) {
+            continue;
         }
+        if (mount->sub_path[0] != '\0') { /* one that nobody has made yet, perhaps */
+            (void)gr_room_make_folders(mount->source);
+        }
+        add_mount(w, mount->source, mount->path, mount->is_read_only);
     }
 }
 

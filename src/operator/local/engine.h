@@ -7,9 +7,10 @@
  * signals are the container's. Containers are on the network of the host. */
 
 #include "operator/local/pod_plan.h"
+#include "operator/operator.h"
 
 /* Where programs of Gradus are in each container. */
-#define GR_ENGINE_PROGRAM "/opt/gradus/gradus"
+#define GR_ENGINE_PROGRAM GR_GRADUS_FOLDER "/gradus"
 
 enum { GR_ENGINE_NOTE_BYTES = 512 };
 
@@ -25,7 +26,7 @@ typedef struct gr_engine_place {
     const char *pod;            /* of the pod, within the run */
     const char *hosts, *tools;  /* /etc/hosts of all pods; the folder of what stands for ssh */
     const char *exec;           /* the folder where commands for other pods go (exec.h) */
-    const char *program_folder; /* becomes that of GR_ENGINE_PROGRAM */
+    const char *program_folder; /* becomes GR_GRADUS_FOLDER */
     char *const *environment;   /* that of `gradus run`, for the engine's client */
 } gr_engine_place;
 
