@@ -376,6 +376,46 @@ static void test_steps_of_empty_blocks_are_left_out(void **unused)
     gr_plan_fini(&plan);
 }
 
+/* Whom the ranks of a broadcast send to, in their order. */
+static void expect_children(const gr_topology *topology, const int wanted[8][4])
+{
+    const gr_algorithm *binomial = gr_algorithm_find(GR_COLL_BROADCAST, "binomial");
+    for (int rank = 0; rank < 8; rank++) {
+        gr_plan_shape shape = {.coll = GR_COLL_BROADCAST,
+                               .rank = rank,
+                               .world_size = 8,
+                               .shards = 8,
+                               .topology = topology};
+        gr_plan plan;
+        gr_plan_emit(binomial, &shape, &plan);
+        int found = 0;
+        for (uint32_t i = 0; i < plan.step_count; i++) {
+            if (plan.steps[i].kind == GR_STEP_SEND) {
+                assert_int_equal(plan.steps[i].peer, wanted[rank][found]);
+                found++;
+            }
+        }
+        assert_int_equal(wanted[rank][found], -1);
+        gr_plan_fini(&plan);
+    }
+}
+
+/* On one host odd and even ranks both hand on; from host to host goes one message. */
+static void test_the_binomial_tree_goes_by_the_hosts(void **unused)
+{
+    (void)unused;
+    static const int near[8][4] = {{1, 2, 4, -1}, {3, 5, -1}, {6, -1}, {7, -1},
+                                   {-1},          {-1},       {-1},    {-1}};
+    static const int far[8][4] = {{4, 2, 1, -1}, {-1}, {3, -1}, {-1},
+                                  {6, 5, -1},    {-1}, {7, -1}, {-1}};
+    static const int host_of[] = {0, 0, 0, 0, 1, 1, 1, 1};
+    static const int local_rank[] = {0, 1, 2, 3, 0, 1, 2, 3};
+    static const int local_size[] = {4, 4};
+    gr_topology topology = {2, host_of, local_rank, local_size};
+    expect_children(NULL, near);
+    expect_children(&topology, far);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -391,6 +431,7 @@ int main(void)
         cmocka_unit_test(test_buffers_of_each_collective),
         cmocka_unit_test(test_dependencies_stay_linear_in_the_steps),
         cmocka_unit_test(test_steps_of_empty_blocks_are_left_out),
+        cmocka_unit_test(test_the_binomial_tree_goes_by_the_hosts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

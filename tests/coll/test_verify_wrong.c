@@ -252,10 +252,10 @@ static void test_blocks_that_the_caller_has_not(void **unused)
     assert_refused(&w, false, 2, at, "the caller has no such block");
 
     plans_open(&w, GR_COLL_GATHER, "binomial", 4, 4, 0);
-    at = plans_find_step(&w, 2, GR_STEP_RECV, 0); /* what it hands on from rank 3 */
-    w.plans[2].steps[at].dst = gr_user(0, 3);
+    at = plans_find_step(&w, 1, GR_STEP_RECV, 0); /* what it hands on from rank 3 */
+    w.plans[1].steps[at].dst = gr_user(0, 3);
     plans_finish(&w);
-    assert_refused(&w, true, 2, at, "the caller has no such block");
+    assert_refused(&w, true, 1, at, "the caller has no such block");
 
     open_out_of_place(&w, GR_COLL_REDUCE, "binomial", 4, 0);
     w.plans[3].user_slots = 1;

@@ -1,76 +1,78 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "coll/plan/algorithms.h"
+#include "coll/plan/binomial.h"
 
 /* Gather and scatter along a binomial tree (Thakur, Rabenseifner and Gropp 2005, section 4): the
- * root has log2 n neighbours instead of n - 1. Ranks are counted from the root; a rank's subtree is
- * the ranks from its own up to the next one with fewer zeros at the end. */
+ * root has log2 n neighbours instead of n - 1. A rank takes the blocks of its subtree in the order
+ * of a walk that ends with one child before it begins the next: what belongs to a child then leaves
+ * (or arrives) together. */
 
 /* What is handed on is in scratch only until it has gone. */
 enum { SLOTS = 16 };
 
-typedef struct subtree {
-    int self, parent, end; /* counted from the root; the root has no parent */
-} subtree;
+typedef struct walk {
+    gr_plan *plan;
+    gr_binomial tree;
+    void (*pass)(struct walk *walk, int child, int block);
+    int passed;
+} walk;
 
-static subtree subtree_of(const gr_plan_shape *shape)
+/* Passes on the blocks of the ranks below `at`. `child`: whose subtree they are in; 0: `at` is this
+ * rank. */
+static void walk_below(walk *w, int at, int child)
 {
-    int n = shape->world_size;
-    int self = (shape->rank + n - shape->root) % n;
-    int low = self & -self;
-    int end = self == 0 || self + low > n ? n : self + low;
-    return (subtree){.self = self, .parent = self - low, .end = end};
-}
-
-/* The child whose subtree has `other`: the own number with the highest bit in which they differ. */
-static int child_towards(int self, int other)
-{
-    int bit = 1;
-    while (2 * bit <= other - self) {
-        bit *= 2;
+    const gr_binomial *t = &w->tree;
+    for (int far = gr_binomial_first(t, at); far > 0; far = gr_binomial_next(t, far)) {
+        int owner = at + far;
+        if (owner < t->count) {
+            int by = child > 0 ? child : owner;
+            w->pass(w, gr_binomial_rank(t, by), gr_binomial_rank(t, owner));
+            walk_below(w, owner, by);
+        }
     }
-    return self + bit;
 }
 
-static int rank_of(const gr_plan_shape *shape, int from_root)
+static void pass_up(walk *w, int child, int block)
 {
-    return (from_root + shape->root) % shape->world_size;
+    if (w->tree.self == 0) {
+        gr_plan_recv(w->plan, child, gr_user(0, block));
+        return;
+    }
+    gr_operand passed = gr_scratch(w->passed++ % SLOTS, block);
+    gr_plan_recv(w->plan, child, passed);
+    gr_plan_send(w->plan, gr_binomial_rank(&w->tree, w->tree.parent), passed);
+}
+
+static void pass_down(walk *w, int child, int block)
+{
+    if (w->tree.self == 0) {
+        gr_plan_send(w->plan, child, gr_contribution(w->plan, 0, block));
+        return;
+    }
+    gr_operand passed = gr_scratch(w->passed++ % SLOTS, block);
+    gr_plan_recv(w->plan, gr_binomial_rank(&w->tree, w->tree.parent), passed);
+    gr_plan_send(w->plan, child, passed);
 }
 
 void gr_binomial_gather(const gr_plan_shape *shape, gr_plan *plan)
 {
+    walk w = {.plan = plan, .tree = gr_binomial_of(shape, shape->root), .pass = pass_up};
     gr_operand own = gr_contribution(plan, 0, shape->rank);
-    subtree t = subtree_of(shape);
-    bool is_root = shape->rank == shape->root;
-    if (!is_root) {
-        gr_plan_send(plan, rank_of(shape, t.parent), own);
+    if (w.tree.self != 0) {
+        gr_plan_send(plan, gr_binomial_rank(&w.tree, w.tree.parent), own);
     } else if (shape->out_of_place) {
         gr_plan_copy(plan, gr_user(0, shape->rank), own);
     }
-    for (int at = t.self + 1; at < t.end; at++) {
-        int block = rank_of(shape, at);
-        gr_operand to = is_root ? gr_user(0, block) : gr_scratch(at % SLOTS, block);
-        gr_plan_recv(plan, rank_of(shape, child_towards(t.self, at)), to);
-        if (!is_root) {
-            gr_plan_send(plan, rank_of(shape, t.parent), to);
-        }
-    }
+    walk_below(&w, w.tree.self, 0);
 }
 
 void gr_binomial_scatter(const gr_plan_shape *shape, gr_plan *plan)
 {
-    subtree t = subtree_of(shape);
-    bool is_root = shape->rank == shape->root;
-    if (!is_root) {
-        gr_plan_recv(plan, rank_of(shape, t.parent), gr_user(0, shape->rank));
+    walk w = {.plan = plan, .tree = gr_binomial_of(shape, shape->root), .pass = pass_down};
+    if (w.tree.self != 0) {
+        gr_plan_recv(plan, gr_binomial_rank(&w.tree, w.tree.parent), gr_user(0, shape->rank));
     } else if (shape->out_of_place) {
         gr_plan_copy(plan, gr_user(0, shape->rank), gr_input(0, shape->rank));
     }
-    for (int at = t.self + 1; at < t.end; at++) {
-        int block = rank_of(shape, at);
-        gr_operand from = is_root ? gr_contribution(plan, 0, block) : gr_scratch(at % SLOTS, block);
-        if (!is_root) {
-            gr_plan_recv(plan, rank_of(shape, t.parent), from);
-        }
-        gr_plan_send(plan, rank_of(shape, child_towards(t.self, at)), from);
-    }
+    walk_below(&w, w.tree.self, 0);
 }

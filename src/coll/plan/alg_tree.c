@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "coll/plan/algorithms.h"
+#include "coll/plan/binomial.h"
 #include "coll/plan/combine.h"
 
 /* Trees: for messages whose cost is their latency. A rank's plan has O(log n) steps and is made in
@@ -124,19 +125,14 @@ static void reduce_to(int target, bool keeps_own, gr_plan *plan)
 /* ---- Down: a binomial tree ------------------------------------------------------------------- */
 static void broadcast_from(int root, gr_operand origin, gr_plan *plan)
 {
-    int n = plan->shape.world_size;
-    int relative = (plan->shape.rank + n - root) % n;
-    int reach = 1; /* the subtree below us covers relative ranks up to relative + reach */
-    while (reach < n && !(relative & reach)) {
-        reach *= 2;
-    }
-    if (relative != 0) {
-        gr_plan_recv(plan, (relative - reach + root) % n, gr_user(0, 0));
+    gr_binomial t = gr_binomial_of(&plan->shape, root);
+    if (t.self != 0) {
+        gr_plan_recv(plan, gr_binomial_rank(&t, t.parent), gr_user(0, 0));
         origin = gr_user(0, 0);
     }
-    for (reach /= 2; reach >= 1; reach /= 2) {
-        if (relative + reach < n) {
-            gr_plan_send(plan, (relative + reach + root) % n, origin);
+    for (int far = gr_binomial_first(&t, t.self); far > 0; far = gr_binomial_next(&t, far)) {
+        if (t.self + far < t.count) {
+            gr_plan_send(plan, gr_binomial_rank(&t, t.self + far), origin);
         }
     }
 }
