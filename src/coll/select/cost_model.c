@@ -17,12 +17,15 @@ enum {
 /* Ranks that have more to do than others do not always share their core with one that has less: of
  * what the busiest one has above the mean, this part prolongs the whole. */
 #define UNEVEN 0.32
+/* Longer ones do not leave together. */
+enum { TOGETHER_BYTES_MAX = 4096 };
 
 typedef struct walk_rank {
     int rank;
     gr_plan plan;
     int peers;             /* with which it exchanges messages */
     int sent_to, got_from; /* in its last such step; -1: none yet */
+    bool waited;           /* since it last sent */
     uint32_t first;        /* of its steps in the arrays of the walk */
     uint32_t next;         /* step to be walked */
     double clock_us;       /* its processor is free */
@@ -67,7 +70,8 @@ static const gr_link_cost shm_cost = {.latency_us = 0.1,
                                       .send_byte_us = 1e-5,
                                       .recv_byte_us = 2.5e-5,
                                       .wire_byte_us = 1.3e-4,
-                                      .next_share = 1};
+                                      .next_share = 1,
+                                      .together_share = 1};
 static const gr_link_cost tcp_cost = {.latency_us = 0.3,
                                       .send_us = 2.4,
                                       .recv_us = 1.6,
@@ -75,6 +79,7 @@ static const gr_link_cost tcp_cost = {.latency_us = 0.3,
                                       .recv_byte_us = 1.04e-4,
                                       .view_byte_us = 5.9e-5,
                                       .next_share = 0.6,
+                                      .together_share = 0.1,
                                       .peer_share = 0.046};
 /* 10 Gbit/s, 50 us. */
 static const gr_link_cost wire_cost = {.latency_us = 50,
@@ -85,7 +90,8 @@ static const gr_link_cost wire_cost = {.latency_us = 50,
                                        .view_byte_us = 1.2e-4,
                                        .wire_byte_us = 8.5e-4,
                                        .host_byte_us = 8.5e-4,
-                                       .next_share = 1};
+                                       .next_share = 1,
+                                       .together_share = 1};
 
 void gr_cost_model_defaults(gr_cost_model *model, gr_link_kind inside)
 {
@@ -276,6 +282,15 @@ static double more_peers(const walk_rank *rank, const gr_link_cost *link)
     return 1 + link->peer_share * (rank->peers - 1);
 }
 
+/* Of what a message costs, for this one. */
+static double share_of(const gr_link_cost *link, size_t bytes, bool same_peer, bool waited)
+{
+    if (!same_peer) {
+        return 1;
+    }
+    return waited || bytes > TOGETHER_BYTES_MAX ? link->next_share : link->together_share;
+}
+
 static void walk_send(gr_cost *walk, const walk_at *at, walk_rank *rank, const gr_step *step,
                       double *first_us, double *last_us)
 {
@@ -287,8 +302,9 @@ static void walk_send(gr_cost *walk, const walk_at *at, walk_rank *rank, const g
         return;
     }
     double bytes_us = link->send_byte_us * (double)bytes * more_peers(rank, link);
-    double each = messages - 1 + (step->peer == rank->sent_to ? link->next_share : 1);
+    double each = messages - 1 + share_of(link, bytes, step->peer == rank->sent_to, rank->waited);
     rank->sent_to = step->peer;
+    rank->waited = false;
     rank->sending_us += link->send_us * each;
     take_processor(rank, messages, link->send_us * each + bytes_us, first_us, last_us);
     rank->messages += messages;
@@ -325,13 +341,15 @@ static bool walk_recv(gr_cost *walk, const walk_at *at, walk_rank *rank, uint32_
     *last_us = last > *last_us ? last : *last_us;
     bool view = step->dst.space == GR_SPACE_SCRATCH;
     double byte_us = view ? link->view_byte_us : link->recv_byte_us;
-    double each = messages - 1 + (step->peer == rank->got_from ? link->next_share : 1);
-    rank->got_from = step->peer;
-    double cost_us = link->recv_us * each + byte_us * (double)bytes * more_peers(rank, link);
     if (at->finds_waits) {
         walk->waits[rank->first + index] = *first_us > rank->clock_us;
     }
-    if (at->oversubscribed && walk->waits[rank->first + index]) {
+    bool waits = walk->waits[rank->first + index];
+    double each = messages - 1 + share_of(link, bytes, step->peer == rank->got_from, waits);
+    rank->got_from = step->peer;
+    rank->waited |= waits;
+    double cost_us = link->recv_us * each + byte_us * (double)bytes * more_peers(rank, link);
+    if (at->oversubscribed && waits) {
         cost_us += at->wait_us;
     }
     take_processor(rank, messages, cost_us, first_us, last_us);
@@ -383,6 +401,7 @@ static void begin_walk(gr_cost *walk)
         walk_rank *rank = &walk->ranks[i];
         rank->next = 0;
         rank->sent_to = rank->got_from = -1;
+        rank->waited = false;
         rank->clock_us = rank->mirror_us = rank->busy_us = rank->sending_us = 0;
         rank->moved = rank->left = rank->entered = 0;
         rank->messages = rank->bytes_sent = 0;
@@ -565,8 +584,9 @@ static gr_cost_model without(const gr_cost_model *model, bool all_bytes)
     return less;
 }
 
-/* Where ranks share cores, a rank that has to wait changes places with another, which costs. It
- * waits where it would if bytes cost nothing: more bytes do not make the sender come earlier. */
+/* Where ranks share cores, a rank that has to wait changes places with another, which costs; and
+ * messages leave together only if none was waited for between. A rank waits where it would if bytes
+ * cost nothing: more bytes do not make the sender come earlier. */
 static void find_waits(gr_cost *walk, const walk_at *at)
 {
     gr_cost_model no_bytes = without(at->model, true);
@@ -582,9 +602,7 @@ double gr_cost_time(gr_cost *walk, const gr_cost_model *model, gr_dtype dtype, s
                     size_t segment_bytes)
 {
     walk_at at = prepare(walk, model, dtype, size_bytes, segment_bytes);
-    if (at.oversubscribed) {
-        find_waits(walk, &at);
-    }
+    find_waits(walk, &at);
     walk_all(walk, &at);
     walk_bounds bounds = find_bounds(walk, &at);
     walk->sending_us = bounds.sending_us;

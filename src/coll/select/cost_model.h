@@ -23,7 +23,9 @@ typedef struct gr_link_cost {
     double wire_byte_us; /* a byte of one message on its way */
     double host_byte_us; /* a byte of all messages that leave (or enter) a host together */
     double next_share;   /* of send_us and recv_us: for a message behind another one of that peer */
-    double peer_share;   /* so much more each byte costs for each further peer of a rank: what is
+    double together_share; /* the same, a short one, nothing waited for between: both go by one call
+                              of the system, and arrive by one */
+    double peer_share;     /* so much more each byte costs for each further peer of a rank: what is
                             under way fits the caches less */
 } gr_link_cost;
 

@@ -103,7 +103,8 @@ static const gr_config_field head_fields[] = {
         COST(name "recv_us", at.recv_us), COST(name "send_byte_us", at.send_byte_us),              \
         COST(name "recv_byte_us", at.recv_byte_us), COST(name "view_byte_us", at.view_byte_us),    \
         COST(name "wire_byte_us", at.wire_byte_us), COST(name "host_byte_us", at.host_byte_us),    \
-        COST(name "next_share", at.next_share), COST(name "peer_share", at.peer_share)
+        COST(name "next_share", at.next_share), COST(name "together_share", at.together_share),    \
+        COST(name "peer_share", at.peer_share)
 static const gr_config_field model_fields[] = {
     LINK_COSTS("inside_", link[GR_MODEL_INSIDE]),
     LINK_COSTS("between_", link[GR_MODEL_BETWEEN]),
