@@ -176,7 +176,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_latency),    cmocka_unit_test(test_bytes),
         cmocka_unit_test(test_shared),     cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_many_ranks), cmocka_unit_test(test_short_messages_leave_together),
+        cmocka_unit_test(test_many_ranks),
+        cmocka_unit_test(test_short_messages_leave_together),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
