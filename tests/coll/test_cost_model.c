@@ -90,7 +90,7 @@ static void test_short_messages_leave_together(void **state)
     *link = (gr_link_cost){.send_us = 10, .next_share = 0.5, .together_share = 0.1};
     expect_time(time_of(GR_COLL_SCATTER, "binomial", 4, &model, 4 * 64, 0), 10 + 1 + 10);
     expect_time(time_of(GR_COLL_SCATTER, "binomial", 4, &model, 4 << 20, 0), 10 + 5 + 10);
-    /* A second message behind something that was waited for: an allgather around a ring of three. */
+    /* A second message behind something that was waited for: an allgather in a ring of three. */
     *link =
         (gr_link_cost){.send_us = 10, .latency_us = 1, .next_share = 0.5, .together_share = 0.1};
     expect_time(time_of(GR_COLL_ALLGATHER, "ring", 3, &model, 3 * 64, 0), 10 + 1 + 5 + 1);
@@ -176,8 +176,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_latency),    cmocka_unit_test(test_bytes),
         cmocka_unit_test(test_shared),     cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_many_ranks),
-        cmocka_unit_test(test_short_messages_leave_together),
+        cmocka_unit_test(test_many_ranks), cmocka_unit_test(test_short_messages_leave_together),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
