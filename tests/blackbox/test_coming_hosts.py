@@ -36,7 +36,8 @@ def workers_on(cluster, host):
 
 def start(cluster, job_file, slow, *flags):
     output = cluster.folder / "out"
-    launcher = cluster.start("--output", output, "--chaos", slow, *flags, job_file)
+    launcher = cluster.start("--output", output, "--chaos", slow, "--start-timeout", "120s", *flags,
+                             job_file)
     wait_for_first_epoch(output, launcher)
     return launcher, output
 
