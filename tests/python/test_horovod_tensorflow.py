@@ -8,6 +8,8 @@ from conftest import SOURCE, pythons_with
 pytestmark = pytest.mark.long
 
 PROGRAM = '''
+import time
+
 import numpy as np
 import tensorflow as tf
 import horovod.tensorflow as hvd
@@ -168,6 +170,27 @@ def graphs():
             same("graph", session.run(x), 1.0 - 0.5 * (n - 1) / 2)
 
 
+def many():
+    """More collectives than a session has threads, whose tensors are ready in another order on each
+    rank: none keeps a thread from which another one is to be submitted."""
+    def late(index):
+        def wait(x):
+            time.sleep(0.01 * (index if me == 0 else 12 - index))
+            return x
+        return wait
+    with tf.Graph().as_default(), tf.compat.v1.Session(config=tf.compat.v1.ConfigProto(
+            inter_op_parallelism_threads=2, use_per_session_threads=True)) as session:
+        given = [tf.ensure_shape(tf.numpy_function(late(index), [tf.fill([3], float(me + index))],
+                                                   tf.float32), [3]) for index in range(12)]
+        sums = [hvd.allreduce(one, op=hvd.Sum, name=f"many.{index}")
+                for index, one in enumerate(given)]
+        for _ in range(2):
+            for index, found in enumerate(session.run(sums)):
+                same("many", found, [n * index + n * (n - 1) / 2] * 3)
+        refused(["allreduce.odd", "rank 0", "rank 1"],
+                lambda: session.run(hvd.allreduce(tf.ones([1 + (me == 1)]), name="odd")))
+
+
 class Layer:
     """What a tape reads of a layer."""
 
@@ -315,7 +338,7 @@ def errors(how):
 for how in (lambda function: function, tf.function):
     for part in (reductions, moves, gradients, local_sources, errors):
         part(how)
-for part in (tapes, graphs, optimizers, passes, states, refusals):
+for part in (tapes, graphs, many, optimizers, passes, states, refusals):
     part()
 print("done", flush=True)
 '''

@@ -18,14 +18,33 @@ plain = tf.autograph.experimental.do_not_convert
 
 def call(function: Callable[..., List[numpy.ndarray]], tensors: Sequence[Any], types: Sequence[Any],
          shapes: Sequence[Any]) -> List[tf.Tensor]:
-    """Runs a function of numpy arrays now, or makes an operation of it."""
+    """Runs a collective of numpy arrays now, or makes an operation of it."""
     if tf.executing_eagerly():
         return [tf.convert_to_tensor(found)
                 for found in function(*(numpy.asarray(tensor) for tensor in tensors))]
-    results = tf.numpy_function(function, list(tensors), list(types))
+    if tf.inside_function():  # such operations run one by one, in the same order on all ranks
+        results = tf.numpy_function(function, list(tensors), list(types))
+    else:
+        results = _call_in_session(function, tensors, types)
     for result, shape in zip(results, shapes):
         result.set_shape(shape)
     return results
+
+
+def _call_in_session(function: Callable[..., List[numpy.ndarray]], tensors: Sequence[Any],
+                     types: Sequence[Any]) -> List[tf.Tensor]:
+    """A session runs what is ready in any order, on as many threads as there are cores. If these
+    waited for their collectives, others could not be submitted for which other ranks wait. So each
+    has a thread of its own: that of a dataset with one element, which the session asks for."""
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = 1
+    options.autotune.enabled = False  # it has a thread for which a session's end may wait forever
+    options.experimental_optimization.apply_default_optimizations = False
+    results = tf.data.Dataset.from_tensors(tuple(tensors)).map(
+        lambda *inputs: tuple(tf.numpy_function(function, inputs, list(types))))
+    iterator = tf.compat.v1.data.make_initializable_iterator(results.with_options(options))
+    with tf.control_dependencies([iterator.initializer]):
+        return list(iterator.get_next())
 
 
 def _name(name: Optional[str], tensor: tf.Tensor) -> Optional[str]:
@@ -68,7 +87,10 @@ def _allreduce(tensors: Sequence[Any], name: Optional[str], op: ReduceOp, presca
 
 def _now(function: Callable[[], int]) -> tf.Tensor:
     """A number of this rank when the graph runs: the ranks may be others than when it was made."""
-    found, = call(lambda: [numpy.int32(function())], [], [tf.int32], [()])
+    if tf.executing_eagerly():
+        return tf.constant(numpy.int32(function()))
+    found = tf.numpy_function(lambda: numpy.int32(function()), [], tf.int32)
+    found.set_shape(())
     return found
 
 
