@@ -58,6 +58,11 @@ def reductions(how):
     a, b = how(lambda x: hvd.grouped_allreduce([x, x[0] + 1], op=hvd.Sum))(of(me))
     same("grouped", a, every().sum(0))
     same("grouped", b, every()[:, 0].sum(0) + n)
+    dense, slices = how(lambda x: hvd.grouped_allreduce(
+        [x, tf.IndexedSlices(x[:1] * 2, [me])], op=hvd.Sum))(of(me))
+    same("mixed", dense, every().sum(0))
+    same("mixed", slices.values, every()[:, 0] * 2)
+    same("mixed", slices.indices, range(n))
     same("adasum", how(lambda x: hvd.allreduce(x, op=hvd.Adasum))(tf.ones(3)), np.ones(3))
     # Of one graph, in no order that the program gives.
     sums = how(lambda x: [hvd.allreduce(x + part, op=hvd.Sum) for part in range(5)])(of(me))
@@ -316,6 +321,16 @@ def refusals():
     refused(["sparse_as_dense"], lambda: hvd.DistributedOptimizer(
         sgd, backward_passes_per_step=2).minimize(lambda: tf.reduce_sum(tf.gather(x, [0])), [x]))
     refused(["no variables"], lambda: hvd.elastic.TensorFlowState())
+    refused(["IndexedSlices", "Max"], lambda: hvd.grouped_allreduce(
+        [tf.IndexedSlices(tf.ones([1]), [0])], op=hvd.Max))
+    for kind, call in ((tf.errors.FailedPreconditionError,
+                        lambda: hvd.allreduce(tf.ones([1 + (me == 1)]), name="kind")),
+                       (tf.errors.InvalidArgumentError, lambda: hvd.alltoall(tf.ones(2), [3]))):
+        try:
+            call()
+        except kind:
+            continue
+        raise AssertionError(("accepted", kind))
 
 
 def errors(how):

@@ -8,6 +8,7 @@ import numpy
 import tensorflow as tf
 
 from .. import _numpy
+from .._engine import HorovodInternalError
 from .._submit import Adasum, Average, Made, Max, Min, Product, ReduceOp, Sum, op_of
 from .._world import ProcessSet, global_process_set, local_rank, local_size, rank, world
 from ._compression import Compression
@@ -16,12 +17,32 @@ from ._compression import Compression
 plain = tf.autograph.experimental.do_not_convert
 
 
+class _Failed(HorovodInternalError, tf.errors.FailedPreconditionError):
+    def __init__(self, message: str) -> None:
+        tf.errors.FailedPreconditionError.__init__(self, None, None, message)
+
+
+class _Refused(ValueError, tf.errors.InvalidArgumentError):
+    def __init__(self, message: str) -> None:
+        tf.errors.InvalidArgumentError.__init__(self, None, None, message)
+
+
+def _now_or_error(function: Callable[..., List[numpy.ndarray]],
+                  tensors: Sequence[Any]) -> List[numpy.ndarray]:
+    """Errors are such of TensorFlow as well, as those of Horovod's operations are."""
+    try:
+        return function(*(numpy.asarray(tensor) for tensor in tensors))
+    except HorovodInternalError as error:
+        raise _Failed(str(error)) from error
+    except ValueError as error:
+        raise _Refused(str(error)) from error
+
+
 def call(function: Callable[..., List[numpy.ndarray]], tensors: Sequence[Any], types: Sequence[Any],
          shapes: Sequence[Any]) -> List[tf.Tensor]:
     """Runs a collective of numpy arrays now, or makes an operation of it."""
     if tf.executing_eagerly():
-        return [tf.convert_to_tensor(found)
-                for found in function(*(numpy.asarray(tensor) for tensor in tensors))]
+        return [tf.convert_to_tensor(found) for found in _now_or_error(function, tensors)]
     if tf.inside_function():  # such operations run one by one, in the same order on all ranks
         results = tf.numpy_function(function, list(tensors), list(types))
     else:
@@ -98,19 +119,22 @@ def _members(process_set: ProcessSet) -> tf.Tensor:
     return _now(lambda: len(process_set.ranks))
 
 
-def _sparse(slices: tf.IndexedSlices, name: Optional[str], op: ReduceOp, factor: float,
-            process_set: ProcessSet) -> tf.IndexedSlices:
+def _sparse(every: Sequence[tf.IndexedSlices], name: Optional[str], op: ReduceOp, factor: float,
+            process_set: ProcessSet) -> List[tf.IndexedSlices]:
     if op not in (Average, Sum):
         raise NotImplementedError(f"allreduce of tf.IndexedSlices with {op!r}; use "
                                   "tf.convert_to_tensor before")
     names = [None if name is None else f"{name}.{part}" for part in ("values", "indices")]
-    values = allgather(slices.values, names[0], process_set=process_set)
-    indices = allgather(slices.indices, names[1], process_set=process_set)
-    if factor != 1.0:
-        values = values * tf.cast(factor, values.dtype)
-    if op is Average:
-        values = values / tf.cast(_members(process_set), values.dtype)
-    return tf.IndexedSlices(values, indices, slices.dense_shape)
+    gathered = grouped_allgather([one.values for one in every], names[0], process_set=process_set)
+    indices = grouped_allgather([one.indices for one in every], names[1], process_set=process_set)
+    results = []
+    for one, values, rows in zip(every, gathered, indices):
+        if factor != 1.0:
+            values = values * tf.cast(factor, values.dtype)
+        if op is Average:
+            values = values / tf.cast(_members(process_set), values.dtype)
+        results.append(tf.IndexedSlices(values, rows, one.dense_shape))
+    return results
 
 
 @plain
@@ -125,7 +149,8 @@ def allreduce(tensor: Any, average: Optional[bool] = None, device_dense: str = "
     Adasum, Min, Max, Product. Devices and ignore_name_scope are ignored."""
     op = op_of(op, average)
     if isinstance(tensor, tf.IndexedSlices):
-        return _sparse(tensor, name, op, prescale_factor * postscale_factor, process_set)
+        found, = _sparse([tensor], name, op, prescale_factor * postscale_factor, process_set)
+        return found
     travels, context = compression.compress(tf.convert_to_tensor(tensor))
     found, = _allreduce([travels], name, op, prescale_factor, postscale_factor, process_set)
     return compression.decompress(found, context)
@@ -138,15 +163,21 @@ def grouped_allreduce(tensors: Sequence[Any], average: Optional[bool] = None,
                       prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                       process_set: ProcessSet = global_process_set,
                       ignore_name_scope: bool = False, name: Optional[str] = None) -> List[Any]:
-    """allreduce of several tensors, which are reduced when every rank has submitted them all."""
-    op, pairs = op_of(op, average), []
+    """allreduce of several tensors, which are reduced when every rank has submitted them all;
+    those that are tf.IndexedSlices are gathered together."""
+    op, pairs, slices = op_of(op, average), [], []
     for tensor in tensors:
-        pairs.append(compression.compress(tf.convert_to_tensor(tensor)))
-    if not pairs:
-        return []
-    found = _allreduce([pair[0] for pair in pairs], name, op, prescale_factor, postscale_factor,
-                       process_set)
-    return [compression.decompress(one, pair[1]) for one, pair in zip(found, pairs)]
+        if isinstance(tensor, tf.IndexedSlices):
+            slices.append(tensor)
+        else:
+            pairs.append(compression.compress(tf.convert_to_tensor(tensor)))
+    sparse = iter(_sparse(slices, name, op, prescale_factor * postscale_factor, process_set)
+                  if slices else ())
+    dense = iter(_allreduce([pair[0] for pair in pairs], name, op, prescale_factor,
+                            postscale_factor, process_set) if pairs else ())
+    contexts = iter(pair[1] for pair in pairs)
+    return [next(sparse) if isinstance(tensor, tf.IndexedSlices)
+            else compression.decompress(next(dense), next(contexts)) for tensor in tensors]
 
 
 def _gathered(tensor: tf.Tensor) -> tf.TensorShape:
