@@ -168,11 +168,15 @@ def graphs():
         optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5))
         train = optimizer.minimize(x * float(me))
         send = hvd.broadcast_global_variables(0)
+        y = tf.compat.v1.get_variable("y", initializer=float(me))
+        sent, = hvd.broadcast_([y], n - 1)
         with tf.compat.v1.Session() as session:
             session.run(tf.compat.v1.global_variables_initializer())
             session.run(send)
             session.run(train)
             same("graph", session.run(x), 1.0 - 0.5 * (n - 1) / 2)
+            same("in place", session.run(sent), n - 1)
+            same("in place", session.run(y), n - 1)
 
 
 def many():

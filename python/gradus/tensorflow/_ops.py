@@ -246,11 +246,13 @@ def _as_list(request: Any) -> Any:
 @plain
 def broadcast_(variables: Sequence[Any], root_rank: int, name: Optional[str] = None,
                process_set: ProcessSet = global_process_set) -> List[Any]:
-    """Gives variables root's values."""
+    """Gives variables root's values. In a session that is done by running what is returned."""
+    found = []
     for index, variable in enumerate(variables):
         words = None if name is None else f"{name}.{index}"
-        variable.assign(broadcast(variable, root_rank, words, process_set=process_set))
-    return list(variables)
+        given = variable.assign(broadcast(variable, root_rank, words, process_set=process_set))
+        found.append(variable if tf.executing_eagerly() else given)
+    return found
 
 
 @plain
