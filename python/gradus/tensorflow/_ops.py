@@ -17,12 +17,12 @@ from ._compression import Compression
 plain = tf.autograph.experimental.do_not_convert
 
 
-class _Failed(HorovodInternalError, tf.errors.FailedPreconditionError):
+class FailedPreconditionError(HorovodInternalError, tf.errors.FailedPreconditionError):
     def __init__(self, message: str) -> None:
         tf.errors.FailedPreconditionError.__init__(self, None, None, message)
 
 
-class _Refused(ValueError, tf.errors.InvalidArgumentError):
+class InvalidArgumentError(ValueError, tf.errors.InvalidArgumentError):
     def __init__(self, message: str) -> None:
         tf.errors.InvalidArgumentError.__init__(self, None, None, message)
 
@@ -33,9 +33,9 @@ def _now_or_error(function: Callable[..., List[numpy.ndarray]],
     try:
         return function(*(numpy.asarray(tensor) for tensor in tensors))
     except HorovodInternalError as error:
-        raise _Failed(str(error)) from error
+        raise FailedPreconditionError(str(error)) from error
     except ValueError as error:
-        raise _Refused(str(error)) from error
+        raise InvalidArgumentError(str(error)) from error
 
 
 def call(function: Callable[..., List[numpy.ndarray]], tensors: Sequence[Any], types: Sequence[Any],
@@ -147,13 +147,9 @@ def allreduce(tensor: Any, average: Optional[bool] = None, device_dense: str = "
     """Returns the reduction over all ranks of the process set: of a tensor, a variable, or
     tf.IndexedSlices, which are gathered. It is differentiable. op: Average (as without one), Sum,
     Adasum, Min, Max, Product. Devices and ignore_name_scope are ignored."""
-    op = op_of(op, average)
-    if isinstance(tensor, tf.IndexedSlices):
-        found, = _sparse([tensor], name, op, prescale_factor * postscale_factor, process_set)
-        return found
-    travels, context = compression.compress(tf.convert_to_tensor(tensor))
-    found, = _allreduce([travels], name, op, prescale_factor, postscale_factor, process_set)
-    return compression.decompress(found, context)
+    found, = grouped_allreduce([tensor], average, "", "", compression, op, prescale_factor,
+                               postscale_factor, process_set, name=name)
+    return found
 
 
 @plain
@@ -165,19 +161,18 @@ def grouped_allreduce(tensors: Sequence[Any], average: Optional[bool] = None,
                       ignore_name_scope: bool = False, name: Optional[str] = None) -> List[Any]:
     """allreduce of several tensors, which are reduced when every rank has submitted them all;
     those that are tf.IndexedSlices are gathered together."""
-    op, pairs, slices = op_of(op, average), [], []
-    for tensor in tensors:
-        if isinstance(tensor, tf.IndexedSlices):
-            slices.append(tensor)
-        else:
-            pairs.append(compression.compress(tf.convert_to_tensor(tensor)))
-    sparse = iter(_sparse(slices, name, op, prescale_factor * postscale_factor, process_set)
-                  if slices else ())
-    dense = iter(_allreduce([pair[0] for pair in pairs], name, op, prescale_factor,
-                            postscale_factor, process_set) if pairs else ())
-    contexts = iter(pair[1] for pair in pairs)
-    return [next(sparse) if isinstance(tensor, tf.IndexedSlices)
-            else compression.decompress(next(dense), next(contexts)) for tensor in tensors]
+    op = op_of(op, average)
+    slices = [tensor for tensor in tensors if isinstance(tensor, tf.IndexedSlices)]
+    pairs = [compression.compress(tf.convert_to_tensor(tensor))
+             for tensor in tensors if not isinstance(tensor, tf.IndexedSlices)]
+    sparse = dense = iter(())
+    if slices:
+        sparse = iter(_sparse(slices, name, op, prescale_factor * postscale_factor, process_set))
+    if pairs:
+        found = _allreduce([travels for travels, _ in pairs], name, op, prescale_factor,
+                           postscale_factor, process_set)
+        dense = (compression.decompress(one, context) for one, (_, context) in zip(found, pairs))
+    return [next(sparse if isinstance(tensor, tf.IndexedSlices) else dense) for tensor in tensors]
 
 
 def _gathered(tensor: tf.Tensor) -> tf.TensorShape:
