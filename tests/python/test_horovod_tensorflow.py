@@ -8,7 +8,7 @@ from conftest import SOURCE, pythons_with
 pytestmark = pytest.mark.long
 
 PROGRAM = '''
-import time
+from concurrent import futures
 
 import numpy as np
 import tensorflow as tf
@@ -180,24 +180,48 @@ def graphs():
 
 
 def many():
-    """More collectives than a session has threads, whose tensors are ready in another order on each
-    rank: none keeps a thread from which another one is to be submitted."""
-    def late(index):
-        def wait(x):
-            time.sleep(0.01 * (index if me == 0 else 12 - index))
-            return x
-        return wait
+    """More collectives than a session has threads, whose tensors are ready one behind the other, on
+    each rank from another one on: none keeps a thread from which another is to be submitted."""
     with tf.Graph().as_default(), tf.compat.v1.Session(config=tf.compat.v1.ConfigProto(
             inter_op_parallelism_threads=2, use_per_session_threads=True)) as session:
-        given = [tf.ensure_shape(tf.numpy_function(late(index), [tf.fill([3], float(me + index))],
-                                                   tf.float32), [3]) for index in range(12)]
-        sums = [hvd.allreduce(one, op=hvd.Sum, name=f"many.{index}")
-                for index, one in enumerate(given)]
+        sums, before = [None] * 12, []
+        for index in [(index + 4 * me) % 12 for index in range(12)]:
+            with tf.control_dependencies(before):
+                given = tf.numpy_function(lambda x: x, [tf.fill([3], float(me + index))],
+                                          tf.float32)
+            before = [given]
+            sums[index] = hvd.allreduce(tf.ensure_shape(given, [3]), op=hvd.Sum,
+                                        name=f"many.{index}")
         for _ in range(2):
             for index, found in enumerate(session.run(sums)):
                 same("many", found, [n * index + n * (n - 1) / 2] * 3)
-        refused(["allreduce.odd", "rank 0", "rank 1"],
-                lambda: session.run(hvd.allreduce(tf.ones([1 + (me == 1)]), name="odd")))
+        fed = tf.compat.v1.placeholder(tf.float32, [None])
+        odd = hvd.allreduce(fed, op=hvd.Sum, name="odd")
+        for _ in range(2):  # a run that has failed leaves nothing to the next one
+            refused(["allreduce.odd", "rank 0", "rank 1"],
+                    lambda: session.run(odd, {fed: np.ones(1 + (me == 1))}))
+            same("odd", session.run(odd, {fed: [me]}), [n * (n - 1) / 2])
+
+
+def two_runs():
+    """A collective in two runs of a session at a time: each has its own result, or a sentence."""
+    sets = [hvd.add_process_set([rank]) for rank in range(n)]
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        fed = tf.compat.v1.placeholder(tf.float32, [])
+        own = hvd.allreduce(fed, op=hvd.Sum, process_set=sets[me])
+
+        def run(value):
+            for turn in range(100):
+                try:
+                    assert session.run(own, {fed: value + turn}) == value + turn
+                except tf.errors.InvalidArgumentError as error:
+                    assert "two runs" in str(error)
+        with futures.ThreadPoolExecutor(2) as both:
+            for done in [both.submit(run, 1000.0), both.submit(run, 2000.0)]:
+                done.result()
+        same("after", session.run(own, {fed: 3.0}), 3)
+    for one in sets:
+        hvd.remove_process_set(one)
 
 
 class Layer:
@@ -357,7 +381,7 @@ def errors(how):
 for how in (lambda function: function, tf.function):
     for part in (reductions, moves, gradients, local_sources, errors):
         part(how)
-for part in (tapes, graphs, many, optimizers, passes, states, refusals):
+for part in (tapes, graphs, many, two_runs, optimizers, passes, states, refusals):
     part()
 print("done", flush=True)
 '''

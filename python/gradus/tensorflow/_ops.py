@@ -2,6 +2,7 @@
 """Horovod's collectives of TensorFlow's tensors. Inside of tf.function each is an operation of the
 graph, which runs the collective of numpy arrays when its turn comes. Ranks match tensors by name;
 without one by the tensor's name in the graph, and in eager code by their order."""
+import itertools
 from typing import Any, Callable, List, Optional, Sequence
 
 import numpy
@@ -38,12 +39,16 @@ def _now_or_error(function: Callable[..., List[numpy.ndarray]],
         raise InvalidArgumentError(str(error)) from error
 
 
+_TWO_RUNS = ("a collective takes part in two runs of a session at a time; let one run end before "
+             "the next begins")
+
+
 def call(function: Callable[..., List[numpy.ndarray]], tensors: Sequence[Any], types: Sequence[Any],
          shapes: Sequence[Any]) -> List[tf.Tensor]:
     """Runs a collective of numpy arrays now, or makes an operation of it."""
     if tf.executing_eagerly():
         return [tf.convert_to_tensor(found) for found in _now_or_error(function, tensors)]
-    if tf.inside_function():  # such operations run one by one, in the same order on all ranks
+    if tf.inside_function():  # tf.function runs such operations one by one, as the program has them
         results = tf.numpy_function(function, list(tensors), list(types))
     else:
         results = _call_in_session(function, tensors, types)
@@ -56,16 +61,34 @@ def _call_in_session(function: Callable[..., List[numpy.ndarray]], tensors: Sequ
                      types: Sequence[Any]) -> List[tf.Tensor]:
     """A session runs what is ready in any order, on as many threads as there are cores. If these
     waited for their collectives, others could not be submitted for which other ranks wait. So each
-    has a thread of its own: that of a dataset with one element, which the session asks for."""
+    has a thread of its own: that of a dataset, of which a run of the session takes one element."""
+    runs = itertools.count()
+    given: List[Any] = []  # the number and the arrays of the run that began last, until it is taken
+
+    def begin(*arrays: numpy.ndarray) -> numpy.ndarray:
+        run = numpy.int64(next(runs))
+        given[:] = run, arrays
+        return run
+
+    def end(_: numpy.ndarray) -> List[numpy.ndarray]:
+        if not given:
+            raise ValueError(_TWO_RUNS)
+        run, arrays = given
+        given.clear()
+        return [run, *function(*arrays)]
     options = tf.data.Options()
     options.threading.private_threadpool_size = 1
     options.autotune.enabled = False  # it has a thread for which a session's end may wait forever
     options.experimental_optimization.apply_default_optimizations = False
-    results = tf.data.Dataset.from_tensors(tuple(tensors)).map(
-        lambda *inputs: tuple(tf.numpy_function(function, inputs, list(types))))
-    iterator = tf.compat.v1.data.make_initializable_iterator(results.with_options(options))
-    with tf.control_dependencies([iterator.initializer]):
-        return list(iterator.get_next())
+    elements = tf.data.Dataset.from_tensors(0).repeat().map(
+        lambda one: tuple(tf.numpy_function(end, [one], [tf.int64, *types])))
+    mine = tf.numpy_function(begin, list(tensors), tf.int64)
+    with tf.control_dependencies([mine]):
+        run, *results = tf.compat.v1.data.make_one_shot_iterator(
+            elements.with_options(options)).get_next()
+    alone = tf.raw_ops.Assert(condition=tf.equal(run, mine), data=[tf.constant(_TWO_RUNS)])
+    with tf.control_dependencies([alone]):
+        return [tf.identity(result) for result in results]
 
 
 def _name(name: Optional[str], tensor: tf.Tensor) -> Optional[str]:
