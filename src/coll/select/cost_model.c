@@ -598,11 +598,24 @@ static void find_waits(gr_cost *walk, const walk_at *at)
     walk_all(walk, &finding);
 }
 
+/* False: it makes no difference where a rank waits. */
+static bool waits_matter(const walk_at *at)
+{
+    bool matter = at->oversubscribed;
+    for (int i = 0; i < GR_MODEL_LINKS; i++) {
+        const gr_link_cost *link = &at->model->link[i];
+        matter = matter || link->together_share != link->next_share;
+    }
+    return matter;
+}
+
 double gr_cost_time(gr_cost *walk, const gr_cost_model *model, gr_dtype dtype, size_t size_bytes,
                     size_t segment_bytes)
 {
     walk_at at = prepare(walk, model, dtype, size_bytes, segment_bytes);
-    find_waits(walk, &at);
+    if (waits_matter(&at)) {
+        find_waits(walk, &at);
+    }
     walk_all(walk, &at);
     walk_bounds bounds = find_bounds(walk, &at);
     walk->sending_us = bounds.sending_us;
