@@ -44,7 +44,10 @@ static inline int gr_binomial_first(const gr_binomial *t, int at)
 
 static inline int gr_binomial_next(const gr_binomial *t, int last)
 {
-    return t->runs ? last / 2 : 2 * last < t->count ? 2 * last : 0;
+    if (t->runs) {
+        return last / 2;
+    }
+    return 2 * last < t->count ? 2 * last : 0;
 }
 
 static inline gr_binomial gr_binomial_of(const gr_plan_shape *shape, int root)
