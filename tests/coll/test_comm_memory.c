@@ -3,6 +3,8 @@
  * Ranks that have given what they have to give go on, in front of those that sleep. */
 #include "support_ranks.h"
 
+#include "base/clock.h"
+
 #include <gradus/coll.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,14 +12,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include <cmocka.h>
 
 enum { OPS = 3000, BYTES_MAX = 20000, RANKS_MAX = 4, COUNT_MAX = BYTES_MAX / 4 };
-/* A machine whose cores are busy otherwise does as many as it can. */
-enum { LOOK_EVERY = 64, OPS_MIN = 320 };
-#define ENOUGH_S 15.0
+/* A machine whose cores are busy otherwise does as many as it can: ranks that take longer than two
+ * minutes count as stuck. */
+enum { LOOK_EVERY = 64, OPS_MIN = 320, ENOUGH_US = 40000000 };
 
 /* What a rank does in operation `op`: the same number on all ranks. */
 static uint32_t draw(int op, int what, int rank)
@@ -93,9 +94,9 @@ static int check(const int32_t *out, const call_shape *s, int op, int rank, int 
 }
 
 /* The same answer on all ranks. */
-static bool is_enough(gr_comm *comm, int op, time_t since)
+static bool is_enough(gr_comm *comm, int op, int64_t since_us)
 {
-    int32_t any = difftime(time(NULL), since) > ENOUGH_S;
+    int32_t any = gr_now_ns() / 1000 - since_us > ENOUGH_US;
     return op >= OPS_MIN && op % LOOK_EVERY == 0 &&
            gr_allreduce(comm, &any, 1, GR_I32, GR_MAX) == GR_OK && any != 0;
 }
@@ -112,8 +113,8 @@ static int run_mixed(gr_comm *comm, const ranks_job *job)
         gr_alloc(comm, BYTES_MAX, &shared[1]) != GR_OK) {
         return 1;
     }
-    time_t since = time(NULL);
-    for (int op = 0; op < OPS && !bad && !is_enough(comm, op, since); op++) {
+    int64_t since_us = gr_now_ns() / 1000;
+    for (int op = 0; op < OPS && !bad && !is_enough(comm, op, since_us); op++) {
         call_shape s = shape_of(op, rank, size);
         bool mine = draw(op, 3, rank) % 2;
         int32_t *in = mine ? own[0] : shared[0], *out = mine ? own[1] : shared[1];
