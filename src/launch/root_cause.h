@@ -17,7 +17,7 @@ typedef struct gr_worker_end {
     int wait_status; /* of waitpid */
     int order;       /* the how many-th that ended, from 0 */
     int64_t start_us, end_us;
-    bool was_asked;   /* it ended after we had sent it a signal */
+    bool was_asked;   /* it ended after, and perhaps by, a signal of ours */
     bool spared;      /* the others go on without it */
     const char *host; /* where it ran; NULL: there is only one host */
     bool lost;        /* with its host: how it ended is not known */

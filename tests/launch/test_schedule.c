@@ -381,6 +381,44 @@ static void cause_rank_failed_for_want_of_a_server_is_the_server(void **state)
     assert_int_equal(cause_of(1 << 8, true), GR_REASON_AGENT_LOST);
 }
 
+/* Rank 0 of two fails, and the other is told to end. Which rank is the cause if that has ended with
+ * this wait status, before or after it was killed. */
+static int root_of(int wait_status, bool killed)
+{
+    gr_arena arena;
+    gr_scheduler schedule;
+    gr_scheduler_config config = job_of(2, 0, 2, 1, 2);
+    gr_arena_init(&arena, 1 << 20);
+    assert_int_equal(gr_scheduler_init(&schedule, &config, NULL, &arena, NULL), GR_OK);
+    assert_int_equal(gr_scheduler_add(&schedule, 2, 2, false), 0);
+    const gr_scheduler_event events[] = {
+        {.kind = GR_EVENT_BEGIN},
+        {.kind = GR_EVENT_AGENT_READY, .host = 0},
+        {.kind = GR_EVENT_WORKER_STARTED, .slot = 0},
+        {.kind = GR_EVENT_WORKER_STARTED, .slot = 1},
+        {.kind = GR_EVENT_WORKER_ENDED, .slot = 0, .value = 11 << 8},
+        {.kind = GR_EVENT_TIMER, .value = GR_TIMER_PHASE}, /* it has settled */
+        {.kind = GR_EVENT_TIMER, .value = killed ? GR_TIMER_PHASE : GR_TIMER_JOIN},
+        {.kind = GR_EVENT_WORKER_ENDED, .slot = 1, .value = wait_status}};
+    for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {
+        (void)gr_scheduler_decide(&schedule, &events[i]);
+    }
+    assert_int_equal(schedule.told, killed ? SIGKILL : SIGTERM);
+    int root = gr_root_cause_root(schedule.ends, 2);
+    gr_arena_fini(&arena);
+    return root;
+}
+
+static void cause_rank_killed_is_told_after_its_peer_had_failed(void **state)
+{
+    (void)state;
+    assert_int_equal(root_of(SIGKILL, false), 1);
+    assert_int_equal(root_of(SIGSEGV, false), 1);
+    assert_int_equal(root_of(SIGTERM, false), 0);
+    assert_int_equal(root_of(SIGKILL, true), 0);
+    assert_int_equal(root_of(3 << 8, false), 0);
+}
+
 /* Two workers end one after the other: the first, with this wait status, when it has left the group
  * (`over`), the other one by SIGKILL. How the job ends. */
 static gr_scheduler_reason end_of(bool left_is_done, bool elastic, bool over, int first)
@@ -432,6 +470,7 @@ int main(void)
         cmocka_unit_test(cause_rank_failed_before_an_agent_was_lost_is_the_rank),
         cmocka_unit_test(cause_rank_missed_others_is_the_lost_agent),
         cmocka_unit_test(cause_rank_failed_for_want_of_a_server_is_the_server),
+        cmocka_unit_test(cause_rank_killed_is_told_after_its_peer_had_failed),
         cmocka_unit_test(killed_when_the_work_is_done_is_no_failure),
         cmocka_unit_test(schedule_of_random_jobs_keeps_rules),
         cmocka_unit_test(schedule_of_fixed_size_keeps_rules),

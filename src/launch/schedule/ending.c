@@ -20,7 +20,8 @@ void gr_scheduler_enter(gr_scheduler *schedule, gr_scheduler_phase phase, int64_
 void gr_scheduler_kill_all(gr_scheduler *schedule)
 {
     if (schedule->phase < GR_PHASE_KILLING) {
-        schedule->told = schedule->server.told = true;
+        schedule->told = SIGKILL;
+        schedule->server.told = true;
         gr_scheduler_act(schedule, GR_ACTION_KILL_WORKERS, -1, -1, 0);
         gr_scheduler_act(schedule, GR_ACTION_KILL_SERVERS, -1, -1, 0);
         gr_scheduler_enter(schedule, GR_PHASE_KILLING, KILL_PATIENCE_US);
@@ -43,7 +44,7 @@ void gr_scheduler_wait_for_end(gr_scheduler *schedule, int64_t grace_us)
 static void end_all(gr_scheduler *schedule, int signal_number, int64_t grace_us)
 {
     if (schedule->phase < GR_PHASE_ENDING && grace_us >= 1000) {
-        schedule->told = true;
+        schedule->told = signal_number;
         gr_scheduler_act(schedule, GR_ACTION_SIGNAL_WORKERS, -1, -1, signal_number);
     }
     gr_scheduler_wait_for_end(schedule, grace_us);

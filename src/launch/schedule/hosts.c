@@ -209,9 +209,9 @@ static bool lose_workers(gr_scheduler *schedule, const gr_scheduler_event *event
         }
         end->started = end->lost = true;
         end->host = event->label;
-        end->was_asked = schedule->told;
+        end->was_asked = schedule->told != 0;
         gr_scheduler_note_end(schedule, slot, SIGKILL);
-        on = on && !schedule->told && gr_scheduler_spare(schedule, slot);
+        on = on && schedule->told == 0 && gr_scheduler_spare(schedule, slot);
     }
     return on;
 }
@@ -233,13 +233,13 @@ void gr_scheduler_agent_lost(gr_scheduler *schedule, const gr_scheduler_event *e
     bool on =
         schedule->going && lose_workers(schedule, event) &&
         (!host->given_up || gr_scheduler_count_busy(schedule) >= schedule->config.workers_min);
-    if (on && !schedule->told) {
+    if (on && schedule->told == 0) {
         bool known = host->leaving || host->joined;
         gr_scheduler_next next = host->given_up ? GR_NEXT_GIVEN_UP : GR_NEXT_TRY;
         gr_scheduler_act(schedule, GR_ACTION_HOST_LEFT, event->host, -1,
                          (int)(known ? GR_NEXT_NONE : next));
         gr_scheduler_set_target(schedule);
-    } else if (!schedule->told) {
+    } else if (schedule->told == 0) {
         gr_scheduler_blame_loss(schedule, followed);
         gr_scheduler_end_after_failure(schedule);
     }

@@ -126,7 +126,7 @@ typedef struct gr_scheduler {
     int started, ended;
     gr_scheduler_phase phase;
     gr_scheduler_reason reason;
-    bool told;     /* a signal went out to the workers */
+    int told;      /* the signal that went out to the workers last; 0: none */
     bool going;    /* all hosts of the start were READY, and the workers may run */
     bool any_lost; /* of the agents: what it looked after is the launcher's */
     struct {

@@ -2,6 +2,7 @@
 #include "group/membership.h"
 #include "launch/schedule/internal.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -192,7 +193,9 @@ static void weigh_end(gr_scheduler *schedule, const gr_scheduler_event *event)
     const gr_scheduler_slot *slot = &schedule->slots[event->slot];
     gr_worker_end *end = &schedule->ends[event->slot];
     gr_scheduler_note_end(schedule, event->slot, event->value);
-    end->was_asked = schedule->told;
+    /* On a busy host a death can be told here after others have noticed it, failed and ended. */
+    bool killed = WIFSIGNALED(event->value) && WTERMSIG(event->value) == SIGKILL;
+    end->was_asked = schedule->told != 0 && (!killed || schedule->told == SIGKILL);
     /* Nobody depends on a joining worker that has not come in. */
     bool idle = slot->joining && !slot->served;
     gr_end_class class = gr_root_cause_class(end);
