@@ -264,6 +264,7 @@ static const gr_config_field run_fields[] = {
              "0: gradus run); finish: a job file's write a last "
              "checkpoint first, within --grace, where all of them are on this host"},
     {.flag = "--start-timeout",
+     .env = "GRADUS_START_TIMEOUT",
      .type = GR_CONFIG_DURATION,
      .offset = offsetof(gr_run_options, start_timeout_us),
      .default_text = "30s",

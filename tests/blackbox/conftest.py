@@ -76,8 +76,8 @@ class Gradus:
                 if name not in names and not name.startswith("GRADUS_")}
         runtime = self.folder.parent / f"{self.folder.name}-runtime"  # where jobs are found
         runtime.mkdir(mode=0o700, exist_ok=True)
-        return kept | {MARK: self.mark, "TMPDIR": str(self.folder),
-                       "XDG_RUNTIME_DIR": str(runtime)} | self.settings | (extra or {})
+        return kept | {MARK: self.mark, "TMPDIR": str(self.folder), "XDG_RUNTIME_DIR": str(runtime),
+                       "GRADUS_START_TIMEOUT": f"{TIMEOUT_S}s"} | self.settings | (extra or {})
 
     def __call__(self, *arguments, env=None, timeout=TIMEOUT_S, text=True, **more):
         """Runs the command to its end."""
