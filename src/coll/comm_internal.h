@@ -220,6 +220,8 @@ void gr_comm_shm_drop(const gr_exec_request *request);
  * *op_out NULL: it is over, and well. False: it is not like them, or something else is under way;
  * nothing has happened. */
 bool gr_comm_shm_repeat(gr_comm *comm, const gr_call *call, const void *caller, gr_op **op_out);
+/* No call is like those before: algorithms are chosen anew. */
+void gr_comm_shm_forget(const gr_comm *comm);
 /* It has begun; the second: of something that does not go over shared memory. */
 void gr_comm_shm_note(const gr_comm *comm, const gr_exec_request *request);
 void gr_comm_shm_note_plan(const gr_comm *comm);

@@ -87,18 +87,25 @@ static void let_go(shm_run *run)
     }
 }
 
+void gr_comm_shm_forget(const gr_comm *comm)
+{
+    gr_comm_shm *all = comm->context->shms;
+    for (shm_run *run = all ? all->free_runs : NULL; run; run = run->next) {
+        if (run->comm == comm) {
+            let_go(run);
+            run->repeats = false;
+            all->last = all->last == run ? NULL : all->last;
+        }
+    }
+}
+
 void gr_comm_shm_close(gr_comm *comm)
 {
     if (!comm->shm) {
         return;
     }
     gr_comm_shm *all = comm->context->shms;
-    for (shm_run *run = all->free_runs; run; run = run->next) {
-        if (run->comm == comm) {
-            let_go(run);
-            run->repeats = false;
-        }
-    }
+    gr_comm_shm_forget(comm);
     all->last = NULL;
     for (int i = 0; i < GR_SHARED_COLLS; i++) {
         all->comms[i] = all->comms[i] == comm ? NULL : all->comms[i];

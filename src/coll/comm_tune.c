@@ -4,6 +4,7 @@
 #include "base/codec.h"
 #include "base/fail.h"
 #include "base/number.h"
+#include "coll/comm_internal.h"
 #include "coll/reduce/reduce.h"
 
 #include <math.h>
@@ -293,6 +294,7 @@ gr_status gr_tune_comm(gr_comm *comm, const gr_group_config *config, gr_diag *di
     gr_comm_selection(comm)->forced = forced;
     if (status == GR_OK) {
         gr_selection_adopt(gr_comm_selection(comm), &t.model, &t.rules);
+        gr_comm_shm_forget(comm);
     } else if (gr_comm_diag(comm)->status != GR_OK && diag) {
         *diag = *gr_comm_diag(comm);
     }
@@ -310,4 +312,5 @@ void gr_tune_force(gr_comm *comm, gr_coll coll, const gr_choice *choice)
                                             .algorithm = choice->algorithm,
                                             .segment_bytes = choice->segment_bytes};
     }
+    gr_comm_shm_forget(comm);
 }

@@ -301,6 +301,34 @@ static void test_from_file(void **state)
     assert_int_equal(ranks_run(&job, run_from_file, 0), 7);
 }
 
+/* What was done over shared memory before is done by what is forced. */
+static int run_forced(gr_comm *comm, const ranks_job *job)
+{
+    static const char *const names[] = {"shm", "tree", "direct", "shm", "tree"};
+    const gr_flight_recorder *record = gr_exec_record(comm->context->exec);
+    float value = 1;
+    int failed = 0;
+    (void)job;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        gr_choice choice = {.algorithm = gr_algorithm_find(GR_COLL_ALLREDUCE, names[i])};
+        gr_tune_force(comm, GR_COLL_ALLREDUCE, &choice);
+        for (int turn = 0; turn < 3; turn++) {
+            failed |= gr_allreduce(comm, &value, 1, GR_F32, GR_SUM) != GR_OK;
+            const gr_flight_recorder_entry *last = gr_flight_recorder_at(record, record->begun - 1);
+            failed |= strcmp(gr_algorithms[last->algorithm].name, names[i]) != 0;
+        }
+    }
+    gr_comm_destroy(comm);
+    return failed;
+}
+
+static void forced_algorithm_runs_though_calls_repeat(void **state)
+{
+    (void)state;
+    ranks_job job = {.size = 2, .link = "shm"};
+    assert_int_equal(ranks_run(&job, run_forced, 0), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -311,6 +339,7 @@ int main(void)
         cmocka_unit_test(test_fit),
         cmocka_unit_test(test_agreed),
         cmocka_unit_test(test_from_file),
+        cmocka_unit_test(forced_algorithm_runs_though_calls_repeat),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
