@@ -146,7 +146,7 @@ void gr_op_destroy(gr_op *op)
         if (gr_op_running(op)) {
             (void)!gr_wait(op);
         }
-        if (gr_context_enter(comm->context, false) != GR_OK) {
+        if (gr_context_enter(comm->context, true) != GR_OK) {
             return;
         }
         gr_persistent **at = &comm->context->persistent;
@@ -175,6 +175,7 @@ static gr_status start(gr_persistent *kept, gr_diag *diag)
     gr_status status = gr_comm_check_ready(comm, &kept->args, diag);
     if (status == GR_OK && gr_comm_runs_self(comm, &kept->call)) {
         gr_comm_run_self(&kept->args);
+        gr_context_raise_event(comm->context);
         op = comm->context->self_op;
     } else if (status == GR_OK) {
         status = gr_exec_start(comm->context->exec, &kept->request, 1, &op, diag);

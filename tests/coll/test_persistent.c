@@ -219,6 +219,43 @@ static void wrong_uses_are_refused_and_ends_are_survived(void **state)
     }
 }
 
+static void destroy_it(gr_status status, void *arg)
+{
+    (void)status;
+    gr_op_destroy(arg);
+}
+
+/* One that runs, and one that does not. */
+static int run_destroying_callback(gr_comm *comm, const ranks_job *job)
+{
+    enum { LARGE = 1 << 18 };
+    static float values[LARGE];
+    (void)job;
+    gr_op *ops[2] = {NULL};
+    for (int i = 0; i < 2; i++) {
+        float word = 1;
+        gr_call call = {.out = values, .count = LARGE};
+        EXPECT(gr_op_create(comm, &call, &ops[i]) == GR_OK);
+        EXPECT(i == 1 || gr_op_start(ops[i]) == GR_OK);
+        gr_call last = {.out = &word, .count = 1, .done = destroy_it, .done_arg = ops[i]};
+        EXPECT(gr_start(comm, &last, 1, NULL) == GR_OK && gr_comm_drain(comm) == GR_OK);
+        EXPECT(i == 0 || gr_op_start(ops[i]) == GR_OK);
+        EXPECT(gr_wait(ops[i]) == GR_OK);
+        gr_op_destroy(ops[i]);
+    }
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void destroy_in_a_callback_has_no_effect(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        ranks_job job = {.size = i == 0 ? 1 : 2, .link = i == 1 ? "shm" : "tcp"};
+        assert_int_equal(ranks_run(&job, run_destroying_callback, 0), 0);
+    }
+}
+
 /* Whoever is late must not write into a buffer that its owner has back. */
 static int run_death(gr_comm *comm, const ranks_job *job)
 {
@@ -352,6 +389,7 @@ int main(void)
         cmocka_unit_test(starts_give_the_results_of_calls),
         cmocka_unit_test(starts_match_calls_of_other_ranks),
         cmocka_unit_test(wrong_uses_are_refused_and_ends_are_survived),
+        cmocka_unit_test(destroy_in_a_callback_has_no_effect),
         cmocka_unit_test(a_start_that_fails_closes_its_buffers),
         cmocka_unit_test(an_operation_that_all_have_finished_survives_the_failure_of_the_next),
         cmocka_unit_test(an_operation_that_a_rank_gives_up_touches_its_buffer_no_more),
