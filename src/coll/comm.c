@@ -471,6 +471,16 @@ static void end_operations(gr_comm *comm)
     (void)gr_exec_group_close(context->exec, &comm->group); /* now all are over */
 }
 
+/* Entered. Runs the callbacks that are left; those that another thread runs are waited for. */
+static void call_back(gr_context *context)
+{
+    while (context->deliverer != 0) {
+        gr_context_follow(context, GR_NEVER);
+    }
+    (void)gr_context_leave_calling(context);
+    gr_context_reenter(context);
+}
+
 void gr_comm_destroy(gr_comm *comm)
 {
     if (!comm || gr_context_is_forked(comm->context) ||
@@ -481,6 +491,8 @@ void gr_comm_destroy(gr_comm *comm)
     bool last = context->comms == 1;
     if (!last) {
         end_operations(comm);
+        comm->closed = true;
+        call_back(context);
         gr_comm_unmake(comm);
     }
     gr_context_leave(context);

@@ -124,6 +124,7 @@ struct gr_comm {
     int rank, size, local_rank, local_size;
     int *world;            /* by rank: the rank in the job */
     gr_topology *topology; /* of these ranks; NULL in a group of one */
+    bool closed;           /* it is being destroyed: nothing starts */
     gr_exec_group group;
     gr_exec_outcome outcome; /* of a sub-group, which may end while its context goes on */
     gr_shm_coll *shm;        /* NULL: everything runs as plans */

@@ -232,6 +232,10 @@ static gr_status check_ready(const gr_comm *comm, const gr_coll_args *all_args, 
 {
     const gr_exec *exec = comm->context->exec;
     const gr_diag *cause = gr_comm_diag(comm);
+    if (comm->closed) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "the communicator is being destroyed: its last callbacks cannot use it");
+    }
     if (cause->status != GR_OK) {
         return gr_fail_peer(diag, GR_E_COMM_BROKEN, cause->peer_rank,
                             "the communicator ended with an earlier failure: %.400s", cause->text);
@@ -702,8 +706,9 @@ gr_status gr_wait_any(gr_op **ops, int count, int *index_out)
     if (known == 0) {
         return GR_E_INVALID;
     }
-    if (!context) { /* of a group of one: all are finished */
-        return take_one(ops, find_finished(ops, count, &context), index_out);
+    if (!context) { /* of a group of one: finished; or of a communicator that was destroyed */
+        int found = find_finished(ops, count, &context);
+        return found >= 0 ? take_one(ops, found, index_out) : GR_E_INVALID;
     }
     for (;;) {
         gr_status status = gr_context_enter(context, true);

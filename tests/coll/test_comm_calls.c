@@ -472,7 +472,13 @@ static int run_wait_any(gr_comm *comm, const ranks_job *job)
     EXPECT(gr_comm_size(comm) == 1 || gr_wait_any(ops, OPS, &index) == GR_E_INVALID);
     EXPECT(gr_comm_size(comm) == 1 ||
            (index == -1 && strstr(gr_comm_last_error(comm)->text, "waited for already")));
+    gr_op *late[1];
+    EXPECT(gr_op_create(comm, &(gr_call){.out = &word, .count = 1}, &late[0]) == GR_OK);
+    over = late[0];
     gr_comm_destroy(comm);
+    index = 7;
+    EXPECT(gr_wait_any(late, 1, &index) == GR_E_INVALID && index == -1 && late[0] == over);
+    gr_op_destroy(over);
     return 0;
 }
 

@@ -55,6 +55,45 @@ static bool has_ended(gr_comm *pair, gr_status status)
            strstr(gr_comm_last_error(pair)->text, "ranks 0 and 1");
 }
 
+/* ---- Callbacks of one that is destroyed ------------------------------------------------------ */
+typedef struct last_call {
+    gr_comm *comm;
+    gr_status status, of_start;
+    int calls;
+} last_call;
+
+static void call_last(gr_status status, void *arg)
+{
+    last_call *last = arg;
+    float word = 1;
+    gr_op *op = NULL;
+    last->status = status;
+    last->of_start = gr_allreduce_start(last->comm, &word, 1, GR_F32, GR_SUM, &op);
+    last->calls++;
+}
+
+static int run_callbacks(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    float word = 1;
+    last_call last = {.calls = 0};
+    EXPECT(gr_comm_split(comm, gr_comm_rank(comm), 0, &last.comm, NULL) == GR_OK);
+    gr_call call = {.out = &word, .count = 1, .done = call_last, .done_arg = &last};
+    EXPECT(gr_start(last.comm, &call, 1, NULL) == GR_OK && last.calls == 0);
+    gr_comm_destroy(last.comm);
+    EXPECT(last.calls == 1 && last.status == GR_OK && last.of_start == GR_E_INVALID);
+    EXPECT(sums_are_right(comm, 5));
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void callbacks_of_a_sub_group_are_called_before_its_end(void **state)
+{
+    (void)state;
+    ranks_job job = {.size = 2, .link = "shm", .progress = 2};
+    assert_int_equal(ranks_run(&job, run_callbacks, 0), 0);
+}
+
 /* ---- Different calls ------------------------------------------------------------------------- */
 static int run_mismatch(gr_comm *comm, const ranks_job *job)
 {
@@ -408,6 +447,7 @@ static void group_that_ended_is_destroyed_with_what_it_began(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(callbacks_of_a_sub_group_are_called_before_its_end),
         cmocka_unit_test(group_mismatch_ends_it_alone),
         cmocka_unit_test(group_abort_from_a_thread_leaves_the_parent),
         cmocka_unit_test(group_with_operations_in_flight_gives_the_buffers_back),
