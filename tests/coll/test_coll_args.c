@@ -93,6 +93,13 @@ static void test_wrong_kinds(void **state)
     refused(&(gr_call){.out = room, .count = 1, .postscale = INFINITY}, "postscale");
     refused(&(gr_call){.coll = GR_COLL_BROADCAST, .out = room, .count = 1, .postscale = 2},
             "nothing is reduced");
+    const size_t out[SIZE] = {1, 1, 1, 1}, in[SIZE] = {2, 2, 2, 2};
+    refused(&(gr_call){.coll = GR_COLL_ALLTOALL,
+                       .in = room,
+                       .out = room + ROOM / 2,
+                       .counts = out,
+                       .recv_counts = in},
+            "own block has 1 elements on its way out and 2");
     /* The call says who it is. */
     refused(&(gr_call){.op = GR_USER, .out = room, .count = 1, .name = "grads", .site = "a.c:7"},
             "allreduce \"grads\" at a.c:7 on rank 1");

@@ -799,24 +799,6 @@ static void test_all_or_nothing(void **state)
     close_pair(&p);
 }
 
-/* Programs of other shapes, and shapes that cannot be. */
-static void test_refused(void **state)
-{
-    (void)state;
-    pair p;
-    gr_log log;
-    open_pair(&p, &log);
-    gr_op *op;
-    gr_diag diag;
-    plain c = call_of(GR_COLL_ALLREDUCE, 20, NULL);
-    c.desc.op = GR_USER;
-    assert_int_equal(start_plain(&p, 0, 0, &c, &op, &diag), GR_E_INVALID);
-    assert_non_null(strstr(diag.text, "needs a reduction function"));
-    assert_int_equal(p.execs[0]->free_count, GR_EXEC_OPS_MAX);
-    assert_int_equal(gr_exec_active(p.execs[0]), 0);
-    close_pair(&p);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -833,7 +815,6 @@ int main(void)
         cmocka_unit_test(exec_custom_operation_that_stalls_names_who_came),
         cmocka_unit_test(exec_scratch_of_one_communicator_stays_in_its_limit_while_a_peer_is_away),
         cmocka_unit_test(test_all_or_nothing),
-        cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -173,6 +173,12 @@ static gr_status check_counts(const caller *who, gr_coll_args *args)
     }
     args->input_counts = call->counts;
     args->user_counts = call->recv_counts ? call->recv_counts : call->counts;
+    size_t out = args->input_counts[who->rank], in = args->user_counts[who->rank];
+    if (out != in) {
+        return refuse(who,
+                      "the rank's own block has %zu elements on its way out and %zu on its way in",
+                      out, in);
+    }
     gr_status status = add_counts(who, args->input_counts, &args->input_elements);
     if (status == GR_OK) {
         status = add_counts(who, args->user_counts, &args->user_elements);

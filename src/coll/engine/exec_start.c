@@ -285,24 +285,6 @@ static bool grow_views(gr_op *op, size_t views)
 }
 
 /* ---- Start ----------------------------------------------------------------------------------- */
-static gr_status check(const gr_exec_request *request, gr_diag *diag)
-{
-    const gr_op_desc *desc = &request->desc;
-    if (desc->op == GR_USER && gr_coll_traits_of[desc->coll].reduces && !request->reduce) {
-        return gr_fail(diag, GR_E_INVALID, "%s with GR_USER needs a reduction function",
-                       gr_coll_name(desc->coll));
-    }
-    const size_t *in = request->input_counts, *out = request->user_counts;
-    size_t rank = (size_t)request->schedule->shape.rank;
-    if (in && out && in[rank] != out[rank]) {
-        return gr_fail(diag, GR_E_INVALID,
-                       "%s: the rank's own block has %zu elements on its way in and %zu on its way "
-                       "out",
-                       gr_coll_name(desc->coll), in[rank], out[rank]);
-    }
-    return GR_OK;
-}
-
 static uint64_t count_left(const gr_op *op)
 {
     const gr_schedule *schedule = op->schedule;
@@ -343,10 +325,7 @@ static gr_status prepare_plan(gr_exec *exec, gr_op *op, const gr_exec_request *r
                               gr_diag *diag)
 {
     const gr_schedule *schedule = request->schedule;
-    gr_status status = check(request, diag);
-    if (status == GR_OK) {
-        status = make_room(exec, op, request, diag);
-    }
+    gr_status status = make_room(exec, op, request, diag);
     if (status != GR_OK) {
         return status;
     }
