@@ -52,9 +52,11 @@ static gr_status open_event(gr_context *context, gr_diag *diag)
         }
     }
     context->event_fd = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK); /* what is over is to be seen */
-    return context->event_fd >= 0
-               ? GR_OK
-               : gr_fail(diag, GR_E_IO, "gr_comm_event_fd: no descriptor: %s", strerror(errno));
+    if (context->event_fd < 0) {
+        return gr_fail(diag, GR_E_IO, "gr_comm_event_fd: no descriptor: %s", strerror(errno));
+    }
+    gr_fork_guard(context->event_fd); /* a child would take what is there for the parent */
+    return GR_OK;
 }
 
 gr_status gr_comm_event_fd(gr_comm *comm, int *fd_out)
@@ -85,7 +87,7 @@ gr_status gr_comm_event_fd(gr_comm *comm, int *fd_out)
 
 void gr_comm_event_clear(gr_comm *comm)
 {
-    if (comm && comm->context->event_fd >= 0) {
+    if (comm && comm->context->event_fd >= 0 && !gr_context_is_forked(comm->context)) {
         uint64_t count;
         ssize_t got = read(comm->context->event_fd, &count, sizeof count);
         (void)got; /* nothing to read is nothing to clear */

@@ -70,13 +70,17 @@ static void notify_finished(gr_context *context)
     }
 }
 
+static bool callbacks_left(const gr_context *context)
+{
+    return context->self_count > 0 || (context->exec && gr_exec_done_pending(context->exec));
+}
+
 /* Returns true if the progress thread has work. */
 static bool has_work(const gr_context *context)
 {
     const gr_comm_thread *thread = &context->thread;
-    return thread->stop ||
-           (!thread->led && (gr_exec_active(context->exec) > 0 ||
-                             (gr_exec_done_pending(context->exec) && context->deliverer == 0)));
+    return thread->stop || (!thread->led && (gr_exec_active(context->exec) > 0 ||
+                                             (callbacks_left(context) && context->deliverer == 0)));
 }
 
 void gr_context_leave(gr_context *context)
@@ -243,7 +247,7 @@ static bool any_finished(gr_op *const *ops, int count)
 
 static bool callback_due(const gr_context *context)
 {
-    return context->deliverer == 0 && gr_exec_done_pending(context->exec);
+    return context->deliverer == 0 && callbacks_left(context);
 }
 
 void gr_context_follow(gr_context *context, int64_t deadline_us)
@@ -332,11 +336,6 @@ static int take_callbacks(gr_context *context, gr_exec_done *calls)
     return count;
 }
 
-static bool callbacks_left(const gr_context *context)
-{
-    return context->self_count > 0 || (context->exec && gr_exec_done_pending(context->exec));
-}
-
 /* Under the lock, which is given back meanwhile. One thread at a time delivers, so that callbacks
  * are called one by one, in the order in which their operations finished. */
 static bool deliver(gr_context *context)
@@ -348,7 +347,7 @@ static bool deliver(gr_context *context)
     update_calling(context);
     gr_exec_done calls[CALLS_AT_ONCE];
     for (int count; (count = take_callbacks(context, calls)) > 0;) {
-        unlock(context);
+        gr_context_leave(context); /* the others move on meanwhile */
         for (int i = 0; i < count; i++) {
             calls[i].done(calls[i].status, calls[i].arg);
         }
