@@ -153,9 +153,8 @@ static gr_status find_program(gr_comm *comm, const gr_coll_args *args, bool keep
     shape.lines = lines_of(comm, args);
     gr_scaling scaling = {.contributions = request->prescale != 1,
                           .result = request->divisor > 1 || request->postscale != 1};
-    return gr_schedules_get(&comm->schedules, choice.algorithm, &shape, scaling,
-                            gr_exec_active(comm->context->exec) == 0 && !comm->context->persistent,
-                            &request->schedule, diag);
+    return gr_schedules_get(&comm->schedules, choice.algorithm, &shape, scaling, &request->schedule,
+                            diag);
 }
 
 /* That all ranks must agree on. */
@@ -261,6 +260,9 @@ static gr_status begin(gr_comm *comm, gr_coll_args *all_args, int count, const v
     gr_exec_request requests[GR_CALLS_MAX];
     bool any_ops = false; /* over shared memory */
     int filled = 0;
+    if (gr_exec_active(context->exec) == 0 && !context->persistent) {
+        gr_schedules_trim(&comm->schedules);
+    }
     do {
         status =
             gr_comm_fill_request(comm, &all_args[filled], false, caller, &requests[filled], diag);

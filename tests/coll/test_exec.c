@@ -207,9 +207,8 @@ static gr_status start_next(world *w, int rank)
                                .user_only = -1,
                                .input_only = -1,
                                .divisor = c->shards};
-    gr_status status =
-        gr_schedules_get(&r->schedules, c->algorithm, &shape, (gr_scaling){.result = scale}, false,
-                         &request.schedule, NULL);
+    gr_status status = gr_schedules_get(&r->schedules, c->algorithm, &shape,
+                                        (gr_scaling){.result = scale}, &request.schedule, NULL);
     assert_int_equal(status, GR_OK);
     status = gr_exec_start(r->exec, &request, 1, &r->ops[r->started], NULL);
     r->started++;
@@ -639,6 +638,31 @@ static void test_own_time_does_not_count(void **state)
     close_world(&w);
 }
 
+/* What an operation uses stays however many there are, until nobody uses any. */
+static void schedules_are_forgotten_between_operations_alone(void **state)
+{
+    (void)state;
+    enum { MOST = 1100 };
+    gr_schedules schedules = {.count = 0};
+    const gr_algorithm *algorithm = gr_algorithm_find(GR_COLL_ALLREDUCE, "direct");
+    const gr_schedule *first = NULL, *found = NULL;
+    for (int shards = 2; shards < MOST + 2; shards++) {
+        gr_plan_shape shape = {.coll = GR_COLL_ALLREDUCE, .world_size = 2, .shards = shards};
+        assert_int_equal(gr_schedules_get(&schedules, algorithm, &shape,
+                                          (gr_scaling){.result = false}, &found, NULL),
+                         GR_OK);
+        first = first ? first : found;
+        if (shards == 3) {
+            gr_schedules_trim(&schedules); /* they are few */
+        }
+    }
+    assert_int_equal(schedules.count, MOST);
+    assert_ptr_equal(schedules.entries[0].schedule, first);
+    gr_schedules_trim(&schedules);
+    assert_int_equal(schedules.count, 0);
+    gr_schedules_fini(&schedules);
+}
+
 static void test_too_many(void **state)
 {
     (void)state;
@@ -649,8 +673,7 @@ static void test_too_many(void **state)
     gr_plan_shape shape = shape_of(&c, 0, 2);
     gr_exec_request request = {.user = w.ranks[0].user[0], .user_only = -1, .input_only = -1};
     assert_int_equal(gr_schedules_get(&w.ranks[0].schedules, c.algorithm, &shape,
-                                      (gr_scaling){.result = false}, false, &request.schedule,
-                                      NULL),
+                                      (gr_scaling){.result = false}, &request.schedule, NULL),
                      GR_OK);
     gr_op *ops[GR_EXEC_OPS_MAX];
     gr_diag diag;
@@ -705,6 +728,7 @@ int main(void)
         cmocka_unit_test(test_late_peer),
         cmocka_unit_test(test_own_time_does_not_count),
         cmocka_unit_test(test_too_many),
+        cmocka_unit_test(schedules_are_forgotten_between_operations_alone),
         cmocka_unit_test(test_wrap),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -503,7 +503,7 @@ static gr_exec_request request_of(world *w, int rank, int index, tables *t)
         .postscale = s->postscale};
     assert_int_equal(gr_schedules_get(&r->schedules[s->group], seen.algorithm, &shape,
                                       (gr_scaling){.result = s->average || s->postscale != 1},
-                                      false, &request.schedule, NULL),
+                                      &request.schedule, NULL),
                      GR_OK);
     return request;
 }

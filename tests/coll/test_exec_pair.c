@@ -153,9 +153,8 @@ static gr_status start_plain(pair *p, int rank, int slot, const plain *c, gr_op 
                                .user_only = -1,
                                .input_only = -1};
     request.desc.algorithm = (int)(algorithm - gr_algorithms);
-    gr_status status =
-        gr_schedules_get(&p->schedules[rank][c->group], algorithm, &shape,
-                         (gr_scaling){.result = false}, false, &request.schedule, diag);
+    gr_status status = gr_schedules_get(&p->schedules[rank][c->group], algorithm, &shape,
+                                        (gr_scaling){.result = false}, &request.schedule, diag);
     return status == GR_OK ? gr_exec_start(p->execs[rank], &request, 1, op_out, diag) : status;
 }
 
@@ -742,7 +741,7 @@ static gr_status start_many(pair *p, int rank, int count, gr_op **op_out, gr_dia
     gr_plan_shape shape = {.coll = GR_COLL_ALLREDUCE, .rank = rank, .world_size = 2, .shards = 2};
     const gr_schedule *schedule;
     assert_int_equal(gr_schedules_get(&p->schedules[rank][0], algorithm, &shape,
-                                      (gr_scaling){.result = false}, false, &schedule, diag),
+                                      (gr_scaling){.result = false}, &schedule, diag),
                      GR_OK);
     static gr_exec_request requests[GR_EXEC_OPS_MAX + 1];
     void *user = p->user[rank][0];

@@ -77,8 +77,7 @@ static gr_op *start(crowd *c, int rank)
         .input_only = -1};
     request.desc.algorithm = (int)(algorithm - gr_algorithms);
     assert_int_equal(gr_schedules_get(&c->schedules[rank], algorithm, &shape,
-                                      (gr_scaling){.result = false}, false, &request.schedule,
-                                      &diag),
+                                      (gr_scaling){.result = false}, &request.schedule, &diag),
                      GR_OK);
     assert_int_equal(gr_exec_start(c->execs[rank], &request, 1, &op, &diag), GR_OK);
     return op;

@@ -110,8 +110,7 @@ static void start(world *w, int rank, int at, const gr_op_desc *desc)
                                .input_only = -1};
     request.desc.shards = w->size;
     assert_int_equal(gr_schedules_get(r->schedules, algorithm, &shape,
-                                      (gr_scaling){.result = false}, false, &request.schedule,
-                                      NULL),
+                                      (gr_scaling){.result = false}, &request.schedule, NULL),
                      GR_OK);
     gr_diag diag;
     gr_status status = gr_exec_start(r->exec, &request, 1, &r->ops[at], &diag);

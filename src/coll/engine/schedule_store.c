@@ -20,6 +20,13 @@ void gr_schedules_fini(gr_schedules *schedules)
     *schedules = (gr_schedules){.entries = NULL};
 }
 
+void gr_schedules_trim(gr_schedules *schedules)
+{
+    if (schedules->count >= GR_SCHEDULES_MANY) {
+        forget_all(schedules);
+    }
+}
+
 /* Rank, world size and topology are always those of the communicator. */
 static bool is_it(const gr_schedules_entry *entry, const gr_algorithm *algorithm,
                   const gr_plan_shape *shape, gr_scaling scaling)
@@ -66,16 +73,10 @@ static gr_status make_program(const gr_algorithm *algorithm, const gr_plan_shape
     return status;
 }
 
-static bool make_room(gr_schedules *schedules, bool may_forget)
+static bool make_room(gr_schedules *schedules)
 {
     if (schedules->count < schedules->capacity) {
         return true;
-    }
-    if (schedules->capacity == GR_SCHEDULES_MAX) {
-        if (may_forget) {
-            forget_all(schedules);
-        }
-        return may_forget;
     }
     int capacity = schedules->capacity ? 2 * schedules->capacity : 16;
     gr_schedules_entry *entries =
@@ -89,7 +90,7 @@ static bool make_room(gr_schedules *schedules, bool may_forget)
 }
 
 gr_status gr_schedules_get(gr_schedules *schedules, const gr_algorithm *algorithm,
-                           const gr_plan_shape *shape, gr_scaling scaling, bool may_forget,
+                           const gr_plan_shape *shape, gr_scaling scaling,
                            const gr_schedule **program_out, gr_diag *diag)
 {
     for (int i = 0; i < schedules->count; i++) {
@@ -100,8 +101,8 @@ gr_status gr_schedules_get(gr_schedules *schedules, const gr_algorithm *algorith
             return GR_OK;
         }
     }
-    if (!make_room(schedules, may_forget)) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no room for one more plan: there are %d",
+    if (!make_room(schedules)) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for one more plan beside %d",
                        schedules->count);
     }
     gr_schedule *schedule = NULL;

@@ -6,7 +6,7 @@
 
 #include "coll/engine/schedule.h"
 
-enum { GR_SCHEDULES_MAX = 1024 };
+enum { GR_SCHEDULES_MANY = 1024 };
 
 /* What is multiplied: the contributions (by prescale), the result (by postscale, and the division
  * of an average). */
@@ -31,10 +31,12 @@ typedef struct gr_schedules {
 
 void gr_schedules_fini(gr_schedules *schedules);
 
-/* Finds or makes one. `may_forget`: no operation runs, so that a full store may be emptied.
- * GR_E_NO_MEMORY, GR_E_BUG. */
+/* Forgets them if they are many. Nobody uses one, nor keeps one for later. */
+void gr_schedules_trim(gr_schedules *schedules);
+
+/* Finds or makes one. GR_E_NO_MEMORY, GR_E_BUG. */
 gr_status gr_schedules_get(gr_schedules *schedules, const gr_algorithm *algorithm,
-                           const gr_plan_shape *shape, gr_scaling scaling, bool may_forget,
+                           const gr_plan_shape *shape, gr_scaling scaling,
                            const gr_schedule **program_out, gr_diag *diag) GR_MUST_CHECK;
 
 #endif
