@@ -342,8 +342,10 @@ static gr_status open_context(gr_context *context, const gr_group_config *config
                               gr_comm **comm_out, gr_diag *diag)
 {
     gr_status status = create_whole(context, config, comm_out, diag);
-    if (status == GR_OK) {
-        status = gr_comm_shm_open(*comm_out, 0, diag);
+    if (status == GR_OK && context->mesh) { /* links to more ranks than can meet may come later */
+        const gr_comm *comm = *comm_out;
+        gr_shm_meeting meeting = gr_shm_coll_meet(context->mesh, comm->size, comm->world);
+        status = gr_comm_shm_open(*comm_out, 0, meeting, diag);
     }
     return status;
 }

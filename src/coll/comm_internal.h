@@ -208,7 +208,8 @@ gr_status gr_comm_check_ready(const gr_comm *comm, const gr_coll_args *args,
 /* `number` is the same on all ranks, and was never used by any of them: what lies in an area of
  * shared memory that is closed here may still be read elsewhere. Numbers that are too large have no
  * area. */
-gr_status gr_comm_shm_open(gr_comm *comm, int number, gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_comm_shm_open(gr_comm *comm, int number, gr_shm_meeting meeting,
+                           gr_diag *diag) GR_MUST_CHECK;
 void gr_comm_shm_close(gr_comm *comm);
 void gr_comm_shm_destroy(gr_context *context); /* before the mesh */
 /* Makes the request one for shared memory. `keep`: it belongs to a persistent operation. */

@@ -45,7 +45,7 @@ struct gr_comm_shm {
 static void compare_all(void *arg);
 
 /* ---- Life ------------------------------------------------------------------------------------ */
-gr_status gr_comm_shm_open(gr_comm *comm, int number, gr_diag *diag)
+gr_status gr_comm_shm_open(gr_comm *comm, int number, gr_shm_meeting meeting, gr_diag *diag)
 {
     gr_context *context = comm->context;
     bool no_memory = false;
@@ -69,7 +69,7 @@ gr_status gr_comm_shm_open(gr_comm *comm, int number, gr_diag *diag)
         gr_exec_set_compare(context->exec, compare_all, all);
     }
     comm->shm = gr_shm_coll_open(context->shms->shms, number, comm->rank, comm->size, comm->world,
-                                 &no_memory);
+                                 meeting, &no_memory);
     if (comm->shm) {
         context->shms->comms[number] = comm;
     }

@@ -21,9 +21,10 @@ typedef struct split_row {
     int64_t list;    /* hash of the list of a sub-group: alike on all ranks */
     int64_t next_id; /* where it would look first */
     int64_t next_shm_area;
+    int64_t meeting; /* gr_shm_meeting of the members; apart until links are known */
     uint64_t ids[ID_WORDS];
 } split_row;
-_Static_assert(sizeof(split_row) == (6 + ID_WORDS) * sizeof(int64_t), "a row has no gaps");
+_Static_assert(sizeof(split_row) == (7 + ID_WORDS) * sizeof(int64_t), "a row has no gaps");
 enum { ROW_WORDS = sizeof(split_row) / sizeof(int64_t) };
 
 typedef enum row_kind { ROW_SPLIT = 1, ROW_SUBGROUP = 2, ROW_WRONG = 3 } row_kind;
@@ -58,6 +59,16 @@ static gr_status check_rows(const gr_comm *parent, const split_row *rows, gr_dia
         }
     }
     return GR_OK;
+}
+
+/* That all see. */
+static gr_shm_meeting least_meeting(const split_row *rows, const int *members, int count)
+{
+    int64_t least = GR_SHM_MEET_ON_CORES;
+    for (int i = 0; i < count; i++) {
+        least = rows[members[i]].meeting < least ? rows[members[i]].meeting : least;
+    }
+    return (gr_shm_meeting)least;
 }
 
 /* An area of shared memory is never used again; a number that is too large means none. */
@@ -127,6 +138,7 @@ static gr_status make(gr_comm *parent, const split_row *rows, int *members, gr_c
     int count = list_members(parent, rows, members);
     int id = choose_id(rows, members, count);
     int shm = choose_shm_area(rows, members, count);
+    gr_shm_meeting meeting = least_meeting(rows, members, count);
     if (id < 0) {
         return gr_fail(diag, GR_E_NO_MEMORY,
                        "no number is free for one more communicator: %d exist among its ranks",
@@ -147,7 +159,7 @@ static gr_status make(gr_comm *parent, const split_row *rows, int *members, gr_c
     parent->context->next_shm_area = shm < INT_MAX ? shm + 1 : INT_MAX;
     status = choose_as(*comm_out, parent, diag);
     if (status == GR_OK) {
-        status = gr_comm_shm_open(*comm_out, shm, diag);
+        status = gr_comm_shm_open(*comm_out, shm, meeting, diag);
     }
     if (status != GR_OK) {
         gr_comm_unmake(*comm_out);
@@ -182,7 +194,7 @@ static gr_status report_last(const gr_comm *parent, gr_status status, gr_diag *d
 
 /* One sub-group is made at a time: what a rank says of its numbers must stay true until it has one
  * more. */
-static gr_status begin_split(gr_context *context)
+static gr_status begin_split(gr_context *context, split_row *own)
 {
     gr_status status = gr_context_enter(context, true);
     if (status == GR_OK) {
@@ -190,18 +202,17 @@ static gr_status begin_split(gr_context *context)
             gr_context_follow(context, GR_NEVER);
         }
         context->splitting = true;
+        own->next_id = context->next_id;
+        own->next_shm_area = context->next_shm_area;
+        memcpy(own->ids, context->ids, sizeof own->ids);
         gr_context_leave(context);
     }
     return status;
 }
 
-static gr_status exchange(gr_comm *parent, split_row *own, split_row *rows, const void *caller,
-                          gr_diag *diag)
+static gr_status exchange(gr_comm *parent, const split_row *own, split_row *rows,
+                          const void *caller, gr_diag *diag)
 {
-    gr_context *context = parent->context;
-    own->next_id = context->next_id;
-    own->next_shm_area = context->next_shm_area;
-    memcpy(own->ids, context->ids, sizeof own->ids);
     gr_call call = {.coll = GR_COLL_ALLGATHER,
                     .dtype = GR_I64,
                     .in = own,
@@ -209,6 +220,36 @@ static gr_status exchange(gr_comm *parent, split_row *own, split_row *rows, cons
                     .count = ROW_WORDS,
                     .name = "gr_comm_split"};
     return report_last(parent, gr_comm_run(parent, &call, 1, caller), diag);
+}
+
+/* Who the members are is known: how they meet, as this rank sees it. */
+static gr_shm_meeting see_meeting(gr_comm *parent, const split_row *rows, int *members)
+{
+    gr_context *context = parent->context;
+    int count = list_members(parent, rows, members);
+    for (int i = 0; i < count; i++) {
+        members[i] = parent->world[members[i]];
+    }
+    gr_context_reenter(context);
+    gr_shm_meeting meeting = gr_shm_coll_meet(context->mesh, count, members);
+    gr_context_leave(context);
+    return meeting;
+}
+
+/* Where members may see each other differently, a second round tells what each sees. */
+static gr_status exchange_all(gr_comm *parent, split_row *own, split_row *rows, int *members,
+                              const void *caller, gr_diag *diag)
+{
+    gr_mesh *mesh = parent->context->mesh;
+    gr_status status = exchange(parent, own, rows, caller, diag);
+    if (status != GR_OK || !mesh) {
+        return status;
+    }
+    own->meeting = see_meeting(parent, rows, members);
+    for (int i = 0; i < parent->size; i++) {
+        rows[i].meeting = own->meeting;
+    }
+    return gr_mesh_on_demand(mesh) ? exchange(parent, own, rows, caller, diag) : GR_OK;
 }
 
 /* `wrong`: a sentence about the caller's own arguments, or NULL. The others are told even so, since
@@ -219,7 +260,7 @@ static gr_status split(gr_comm *parent, split_row *own, const char *wrong, const
     gr_context *context = parent->context;
     const char *name = kind_name(own->kind);
     own->kind = wrong ? ROW_WRONG : own->kind;
-    gr_status status = begin_split(context);
+    gr_status status = begin_split(context, own);
     if (status != GR_OK) {
         return report_last(parent, status, diag);
     }
@@ -227,7 +268,7 @@ static gr_status split(gr_comm *parent, split_row *own, const char *wrong, const
     int *members = calloc((size_t)parent->size, sizeof *members);
     gr_diag own_diag;
     status = rows && members
-                 ? exchange(parent, own, rows, caller, diag)
+                 ? exchange_all(parent, own, rows, members, caller, diag)
                  : gr_fail(diag, GR_E_NO_MEMORY, "no memory to split %d ranks", parent->size);
     bool exchanged = status == GR_OK;
     gr_context_reenter(context);

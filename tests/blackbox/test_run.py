@@ -467,3 +467,20 @@ def test_where_descriptors_are_few_some_workers_have_no_record(gradus):
     assert done.returncode == 0, done
     assert len(done.stdout.splitlines()) == 40
     assert done.stdout.split() in (["record"] * 3, ["record"] * 40)  # root may raise the limit
+
+
+def test_sub_groups_where_links_are_made_when_needed_agree_on_how_they_meet(gradus, comm_script):
+    """With more than 64 ranks on a host; bruck links ranks 1 and 3 of a sub-group, but not 0 and
+    3."""
+    done = gradus("run", "-np", 68, "--no-prefix", "--", *comm_script("""
+create()
+part = ctypes.c_void_p()
+status = library.gr_comm_split(comm, rank // 4, 0, ctypes.byref(part), ctypes.byref(diag))
+for _ in range(5):
+    status = status or library.gr_barrier(part)
+library.gr_comm_destroy(part)
+status = status or barrier()
+library.gr_comm_destroy(comm)
+sys.exit(status != 0)
+"""), env={"GRADUS_ALGORITHM": "allgather=bruck"})
+    assert done.returncode == 0, done.stderr

@@ -62,7 +62,9 @@ void shm_world_open(shm_world *w, int size, shm_place where)
         bool no_memory;
         w->shms[rank] = gr_shm_colls_create(w->mesh[rank]);
         assert_non_null(w->shms[rank]);
-        w->shm[rank] = gr_shm_coll_open(w->shms[rank], 0, rank, size, ranks, &no_memory);
+        assert_true(gr_shm_coll_meet(w->mesh[rank], size, ranks) != GR_SHM_APART);
+        w->shm[rank] =
+            gr_shm_coll_open(w->shms[rank], 0, rank, size, ranks, GR_SHM_MEET, &no_memory);
         assert_non_null(w->shm[rank]);
         w->shm[rank]->not_oversubscribed = where == NO_CMA || where == CMA;
         w->shm[rank]->cma = where == SHARED_CORES_CMA || where == CMA;

@@ -886,10 +886,10 @@ static void test_areas_are_few(void **unused)
     bool no_memory = true;
     static const int ranks[2] = {0, 1}, none[2] = {0, 7};
     shm_world_open(&w, 2, CMA);
-    assert_null(gr_shm_coll_open(w.shms[0], GR_SHARED_COLLS, 0, 2, ranks, &no_memory));
-    assert_null(gr_shm_coll_open(w.shms[0], -1, 0, 2, ranks, &no_memory));
-    assert_null(gr_shm_coll_open(w.shms[0], 1, 0, 2, none, &no_memory));
-    assert_null(gr_shm_coll_open(w.shms[0], 1, 0, 1, ranks, &no_memory));
+    assert_null(gr_shm_coll_open(w.shms[0], GR_SHARED_COLLS, 0, 2, ranks, GR_SHM_MEET, &no_memory));
+    assert_null(gr_shm_coll_open(w.shms[0], -1, 0, 2, ranks, GR_SHM_MEET, &no_memory));
+    assert_null(gr_shm_coll_open(w.shms[0], 1, 0, 2, none, GR_SHM_MEET, &no_memory));
+    assert_null(gr_shm_coll_open(w.shms[0], 1, 0, 1, ranks, GR_SHM_MEET, &no_memory));
     assert_false(no_memory);
     int32_t one = 1;
     const void *inputs[GR_SHARD_PARTIALS_MAX];

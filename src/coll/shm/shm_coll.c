@@ -48,19 +48,33 @@ void gr_shm_colls_destroy(gr_shm_colls *shms)
     free(shms);
 }
 
+/* Returns true if this rank reaches the memory of all. */
+static bool reach_all(gr_mesh *mesh, int size, const int *world,
+                      gr_shared shared_out[GR_SHM_COLL_RANKS_MAX])
+{
+    bool all = size >= 2 && size <= GR_SHM_COLL_RANKS_MAX;
+    for (int peer = 0; all && peer < size; peer++) {
+        all = gr_mesh_shared(mesh, world[peer], &shared_out[peer]);
+    }
+    return all;
+}
+
+gr_shm_meeting gr_shm_coll_meet(gr_mesh *mesh, int size, const int *world)
+{
+    gr_shared shared[GR_SHM_COLL_RANKS_MAX];
+    return !reach_all(mesh, size, world, shared) ? GR_SHM_APART
+           : gr_mesh_not_oversubscribed(mesh)    ? GR_SHM_MEET_ON_CORES
+                                                 : GR_SHM_MEET;
+}
+
 gr_shm_coll *gr_shm_coll_open(gr_shm_colls *shms, int id, int rank, int size, const int *world,
-                              bool *no_memory_out)
+                              gr_shm_meeting meeting, bool *no_memory_out)
 {
     *no_memory_out = false;
-    if (id < 0 || id >= GR_SHARED_COLLS || size < 2 || size > GR_SHM_COLL_RANKS_MAX ||
-        shms->open[id]) {
-        return NULL;
-    }
     gr_shared shared[GR_SHM_COLL_RANKS_MAX];
-    for (int peer = 0; peer < size; peer++) {
-        if (!gr_mesh_shared(shms->mesh, world[peer], &shared[peer])) {
-            return NULL;
-        }
+    if (id < 0 || id >= GR_SHARED_COLLS || meeting == GR_SHM_APART || shms->open[id] ||
+        !reach_all(shms->mesh, size, world, shared)) {
+        return NULL;
     }
     gr_shm_coll *shm = calloc(1, sizeof *shm + (size_t)size * sizeof *shm->peers);
     if (!shm) {
@@ -71,7 +85,7 @@ gr_shm_coll *gr_shm_coll_open(gr_shm_colls *shms, int id, int rank, int size, co
     shm->id = id;
     shm->rank = rank;
     shm->size = size;
-    shm->not_oversubscribed = gr_mesh_not_oversubscribed(shms->mesh);
+    shm->not_oversubscribed = meeting == GR_SHM_MEET_ON_CORES;
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     shm->cores = cores > 0 ? (uint32_t)(cores < UINT8_MAX ? cores : UINT8_MAX) : 1;
     for (int peer = 0; peer < size; peer++) {

@@ -32,12 +32,23 @@ gr_shm_colls *gr_shm_colls_create(gr_mesh *mesh);
 /* Before the mesh is destroyed. Frees those that are still open. NULL ok. */
 void gr_shm_colls_destroy(gr_shm_colls *shms);
 
+/* How the ranks of a communicator meet in shared memory. */
+typedef enum gr_shm_meeting {
+    GR_SHM_APART, /* not at all: their links are of other kinds, or they are too many */
+    GR_SHM_MEET,
+    GR_SHM_MEET_ON_CORES /* each has a core of its own */
+} gr_shm_meeting;
+
+/* As this rank sees it by the links that it has: the same on all ranks unless links are made when
+ * they are first needed. world[r]: the mesh's rank of r. */
+gr_shm_meeting gr_shm_coll_meet(gr_mesh *mesh, int size, const int *world);
+
 /* Of the communicator with number `id` (never used again in this mesh), of which this is rank
- * `rank` of `size`; world[r]: the mesh's rank of r, borrowed for the call. NULL: this
- * communicator has none, which is so on all its ranks. (Without memory there is none either: then
- * *no_memory_out is set, since that is not so on all ranks.) */
+ * `rank` of `size`; `world`: borrowed for the call; `meeting`: the same on all ranks, and no more
+ * than this one sees. NULL: this communicator has none, which is so on all its ranks. (Without
+ * memory there is none either: then *no_memory_out is set, since that is not so on all ranks.) */
 gr_shm_coll *gr_shm_coll_open(gr_shm_colls *shms, int id, int rank, int size, const int *world,
-                              bool *no_memory_out);
+                              gr_shm_meeting meeting, bool *no_memory_out);
 void gr_shm_coll_close(gr_shm_coll *shm); /* NULL ok */
 
 typedef struct gr_shm_coll_request {
