@@ -7,6 +7,7 @@
  * forms), comm_split.c (sub-groups), schedule_store.c (plans that were made already). */
 
 #include "base/fair_lock.h"
+#include "base/float_mode.h"
 #include "base/fork.h"
 #include "coll/comm.h"
 #include "coll/engine/coll_args.h"
@@ -108,6 +109,7 @@ struct gr_context {
     gr_comm_thread thread;
     gr_host_memory host_memory;
     _Atomic uintptr_t owner; /* the thread that holds the lock; 0: none */
+    gr_float_mode mode;      /* that it had before */
     uintptr_t deliverer;     /* the thread that runs callbacks; 0: none */
     bool closed;             /* it is being destroyed: calls are refused */
     uint32_t forks;          /* gr_fork_count of the process that created it */

@@ -35,10 +35,12 @@ static void lock(gr_context *context)
         wait_for_turn(context, ticket);
     }
     atomic_store_explicit(&context->owner, this_thread(), memory_order_relaxed);
+    context->mode = gr_float_mode_enter();
 }
 
 static void unlock(gr_context *context)
 {
+    gr_float_mode_leave(context->mode);
     atomic_store_explicit(&context->owner, 0, memory_order_relaxed);
     gr_fair_lock_give(&context->thread.lock);
 }

@@ -2,6 +2,7 @@
 /* Every operation, against its definition: all types and operations, in place and out of place,
  * even and by rank, blocking, asynchronous, grouped, with callbacks; on real links, a process a
  * rank. */
+#include "base/float_mode.h"
 #include "sanitized.h"
 #include "support_oracle.h"
 #include "support_ranks.h"
@@ -438,6 +439,44 @@ static void calls_that_were_refused_leave_their_buffers(void **state)
     }
 }
 
+/* ---- Subnormal numbers ----------------------------------------------------------------------- */
+/* A program that flushes them in its own thread gets the sums of one that does not. */
+static int run_flushing(gr_comm *comm, const ranks_job *job)
+{
+    enum { MOST = 20000 };
+    static uint32_t bits[MOST]; /* of floats: a number below 2^23 is subnormal */
+    static const size_t counts[] = {1, 300, MOST};
+#if defined(__x86_64__)
+    gr_float_mode flushing = gr_float_mode_get() | 0x8040;
+#else
+    gr_float_mode flushing = gr_float_mode_get() | 1 << 24;
+#endif
+    (void)job;
+    gr_float_mode_set(flushing);
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        for (size_t k = 0; k < counts[i]; k++) {
+            bits[k] = (uint32_t)(k + 1);
+        }
+        EXPECT(gr_allreduce(comm, (float *)(void *)bits, counts[i], GR_F32, GR_SUM) == GR_OK);
+        for (size_t k = 0; k < counts[i]; k++) {
+            EXPECT(bits[k] == (uint32_t)((int)(k + 1) * gr_comm_size(comm)));
+        }
+        EXPECT((gr_float_mode_get() & ~(gr_float_mode)GR_FLOAT_MODE_FLAGS) ==
+               (flushing & ~(gr_float_mode)GR_FLOAT_MODE_FLAGS));
+    }
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void sums_do_not_depend_on_the_mode_of_the_thread(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        ranks_job job = {.size = 3, .link = i % 2 ? "tcp" : "shm", .progress = 1 + i / 2};
+        assert_int_equal(ranks_run(&job, run_flushing, 0), 0);
+    }
+}
+
 /* ---- Any of several -------------------------------------------------------------------------- */
 static int run_wait_any(gr_comm *comm, const ranks_job *job)
 {
@@ -566,6 +605,7 @@ int main(void)
         cmocka_unit_test(test_background_callbacks),
         cmocka_unit_test(test_factors),
         cmocka_unit_test(test_wait_any),
+        cmocka_unit_test(sums_do_not_depend_on_the_mode_of_the_thread),
         cmocka_unit_test(calls_that_were_refused_leave_their_buffers),
         cmocka_unit_test(many_rooted_operations_are_no_mismatch),
         cmocka_unit_test(many_started_operations_and_a_broadcast_match),
