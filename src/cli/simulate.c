@@ -554,8 +554,8 @@ static gr_status find_operation(const char *word, gr_coll *coll_out, gr_diag *di
         for (const gr_algorithm *at = gr_algorithms; at->name; at++) {
             has_plans = has_plans || at->coll == (gr_coll)coll;
         }
-        if (!has_plans || coll == GR_COLL_SEND || coll == GR_COLL_RECV) {
-            continue; /* two ranks of a world do not stand for all of it */
+        if (!has_plans) {
+            continue;
         }
         known[count++] = gr_coll_name((gr_coll)coll);
         if (strcmp(word, gr_coll_name((gr_coll)coll)) == 0) {

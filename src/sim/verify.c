@@ -9,11 +9,6 @@
 enum { RANK_STEPS_MAX = 1 << 14 };
 
 /* ---- Each plan by itself --------------------------------------------------------------------- */
-static bool is_message(gr_coll coll)
-{
-    return coll == GR_COLL_SEND || coll == GR_COLL_RECV;
-}
-
 static bool shape_possible(const gr_plan *plan)
 {
     const gr_plan_shape *shape = &plan->shape;
@@ -27,18 +22,12 @@ static bool shape_possible(const gr_plan *plan)
            (!shard_each || shape->shards == shape->world_size);
 }
 
-/* Messages: the one who sends and the one who receives name each other. */
 static bool alike(const gr_verify *v, const gr_plan *plan)
 {
     const gr_plan_shape *shape = &plan->shape;
     const gr_plan_shape *other = &v->plans[0].shape;
-    if (shape->world_size != v->world_size || plan->blocks != v->plans[0].blocks) {
-        return false;
-    }
-    if (is_message(shape->coll)) {
-        return is_message(other->coll);
-    }
-    return shape->coll == other->coll && shape->shards == other->shards &&
+    return shape->world_size == v->world_size && plan->blocks == v->plans[0].blocks &&
+           shape->coll == other->coll && shape->shards == other->shards &&
            shape->root == other->root && shape->uneven == other->uneven;
 }
 
@@ -52,7 +41,7 @@ static int held_by(const gr_plan_shape *shape)
     case GR_COLL_SCATTER:
         return shape->rank == shape->root;
     default:
-        return shape->coll != GR_COLL_RECV && shape->coll != GR_COLL_BARRIER;
+        return shape->coll != GR_COLL_BARRIER;
     }
 }
 
@@ -62,7 +51,7 @@ static gr_status check_slots(const gr_verify *v, int rank)
     const gr_plan_shape *shape = &plan->shape;
     int held = held_by(shape);
     bool to_root = shape->coll == GR_COLL_REDUCE || shape->coll == GR_COLL_GATHER;
-    int user = shape->coll == GR_COLL_SEND || (to_root && rank != shape->root) ? 0 : 1;
+    int user = to_root && rank != shape->root ? 0 : 1;
     int input = shape->out_of_place ? held : 0;
     user = !shape->out_of_place && held > user ? held : user;
     if (plan->user_slots != user || plan->input_slots != input) {

@@ -139,8 +139,7 @@ static void deal_contributions(results *r, int rank)
         for (int slot = 0; slot < held; slot++) {
             deal(r, rank, slot, ranges[slot]);
         }
-    } else if (plan->input_slots + plan->user_slots > 0 && shape->coll != GR_COLL_RECV &&
-               (!from_root || rank == shape->root)) {
+    } else if (plan->input_slots + plan->user_slots > 0 && (!from_root || rank == shape->root)) {
         deal(r, rank, 0, (gr_tree_range){rank, 1});
     }
 }
@@ -350,7 +349,7 @@ static bool is_due(const gr_plan_shape *shape, int block)
     case GR_COLL_GATHER:
         return shape->rank == shape->root;
     default:
-        return shape->coll != GR_COLL_SEND;
+        return true;
     }
 }
 
@@ -359,7 +358,7 @@ static gr_status check_kept(results *r, int rank, int block)
 {
     const gr_plan *plan = &r->v->plans[rank];
     gr_coll coll = plan->shape.coll;
-    bool keeps = coll == GR_COLL_REDUCE || coll == GR_COLL_GATHER || coll == GR_COLL_SEND;
+    bool keeps = coll == GR_COLL_REDUCE || coll == GR_COLL_GATHER;
     if (!keeps || plan->shape.out_of_place || !contributes(&plan->shape, block)) {
         return GR_OK;
     }
@@ -382,7 +381,6 @@ static uint32_t expected_of(results *r, const gr_plan_shape *shape, int block)
         return leaf(r, r->contribution_first[block], (uint32_t)shape->rank);
     case GR_COLL_BROADCAST:
     case GR_COLL_SCATTER:
-    case GR_COLL_RECV:
         return leaf(r, r->contribution_first[shape->root], (uint32_t)block);
     default:
         return canonical_sum(r, (gr_tree_range){0, shape->shards}, &next, (uint32_t)block);

@@ -87,8 +87,3 @@ void plans_drop_step(gr_plan *plan, uint32_t index)
             (plan->step_count - index - 1) * sizeof *plan->steps);
     plan->step_count--;
 }
-
-bool plans_is_message(gr_coll coll)
-{
-    return coll == GR_COLL_SEND || coll == GR_COLL_RECV;
-}

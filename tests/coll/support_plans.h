@@ -38,6 +38,5 @@ gr_plan_shape plans_shape_of_rank(const gr_plan_shape *of_all, int rank, plans_p
 /* The which-th step of a kind, counted from 0. */
 uint32_t plans_find_step(const plans_world *w, int rank, gr_step_kind kind, int which);
 void plans_drop_step(gr_plan *plan, uint32_t index);
-bool plans_is_message(gr_coll coll);
 
 #endif

@@ -135,8 +135,6 @@ static gr_status start_plain(pair *p, int rank, int slot, const plain *c, gr_op 
     const char *name = coll == GR_COLL_BARRIER    ? "dissemination"
                        : coll == GR_COLL_ALLTOALL ? "pairwise"
                                                   : "direct";
-    const gr_algorithm *algorithm = gr_algorithm_find(coll, name);
-    assert_non_null(algorithm);
     gr_plan_shape shape = {.coll = coll,
                            .rank = rank,
                            .world_size = 2,
@@ -152,6 +150,11 @@ static gr_status start_plain(pair *p, int rank, int slot, const plain *c, gr_op 
                                .user_counts = c->uneven ? c->counts : NULL,
                                .user_only = -1,
                                .input_only = -1};
+    if (coll >= GR_COLL_SEND) { /* messages have no plan */
+        return gr_exec_start(p->execs[rank], &request, 1, op_out, diag);
+    }
+    const gr_algorithm *algorithm = gr_algorithm_find(coll, name);
+    assert_non_null(algorithm);
     request.desc.algorithm = (int)(algorithm - gr_algorithms);
     gr_status status = gr_schedules_get(&p->schedules[rank][c->group], algorithm, &shape,
                                         (gr_scaling){.result = false}, &request.schedule, diag);

@@ -188,7 +188,7 @@ static void test_finding_algorithms(void **unused)
         assert_ptr_equal(gr_algorithm_find(at->coll, at->name), at);
         seen |= 1u << at->coll;
     }
-    assert_int_equal(seen, (1u << GR_COLL_COUNT) - 1);
+    assert_int_equal(seen, (1u << GR_COLL_SEND) - 1); /* messages have none */
     assert_string_equal(gr_coll_name(GR_COLL_REDUCE_SCATTER), "reduce-scatter");
     assert_string_equal(gr_coll_name((gr_coll)GR_COLL_COUNT), "?");
 }

@@ -305,8 +305,7 @@ static void open_random(plans_world *w, size_t pick, uint64_t random, const gr_t
     while (pick-- > 0) {
         algorithm = algorithm[1].name ? algorithm + 1 : gr_algorithms;
     }
-    while (!algorithm->plan || plans_is_message(algorithm->coll) ||
-           algorithm->coll == GR_COLL_BARRIER) {
+    while (!algorithm->plan || algorithm->coll == GR_COLL_BARRIER) {
         algorithm = algorithm[1].name ? algorithm + 1 : gr_algorithms;
     }
     int n = 2 + (int)(random % 5);

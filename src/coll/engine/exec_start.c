@@ -301,8 +301,7 @@ static gr_status make_room(gr_exec *exec, gr_op *op, const gr_exec_request *requ
     op->uneven = request->user_counts != NULL;
     /* Where each rank knows only its own counts, an empty message says that they agree; and one
      * that is awaited must come, even if it has nothing to say. */
-    op->sends_empty =
-        gr_coll_traits_of[desc->coll].message || (op->uneven && desc->coll == GR_COLL_ALLTOALL);
+    op->sends_empty = op->uneven && desc->coll == GR_COLL_ALLTOALL;
     bool fits = true;
     if (op->uneven) {
         fits = cut_by_counts(op, request);

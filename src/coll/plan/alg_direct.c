@@ -119,14 +119,3 @@ void gr_direct_scatter(const gr_plan_shape *shape, gr_plan *plan)
         gr_plan_copy(plan, gr_user(0, shape->rank), gr_input(0, shape->rank));
     }
 }
-
-/* ---- One to one ------------------------------------------------------------------------------ */
-void gr_direct_send(const gr_plan_shape *shape, gr_plan *plan)
-{
-    gr_plan_send(plan, shape->root, gr_contribution(plan, 0, 0));
-}
-
-void gr_direct_recv(const gr_plan_shape *shape, gr_plan *plan)
-{
-    gr_plan_recv(plan, shape->root, gr_user(0, 0));
-}

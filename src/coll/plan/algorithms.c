@@ -21,11 +21,6 @@ static bool fits_one_each(const gr_plan_shape *shape)
     return fits_any(shape) && shape->shards == shape->world_size;
 }
 
-static bool fits_pair(const gr_plan_shape *shape)
-{
-    return fits_any(shape) && shape->root != shape->rank;
-}
-
 static bool fits_segmented_ring(const gr_plan_shape *shape)
 {
     return fits_one_each(shape) && gr_segmented_ring_fits(shape);
@@ -175,8 +170,6 @@ const gr_algorithm gr_algorithms[] = {
     {"hierarchical-any-order", GR_COLL_REDUCE, false,
      "the same with hosts in any order and one sum a host; not in tree order",
      fits_hosts_in_any_order, gr_hierarchical_any_order_sums},
-    {"direct", GR_COLL_SEND, true, "one message to the peer", fits_pair, gr_direct_send},
-    {"direct", GR_COLL_RECV, true, "one message from the peer", fits_pair, gr_direct_recv},
     {.name = NULL},
 };
 

@@ -14,8 +14,6 @@ void gr_direct_broadcast(const gr_plan_shape *shape, gr_plan *plan);
 void gr_direct_reduce(const gr_plan_shape *shape, gr_plan *plan);
 void gr_direct_gather(const gr_plan_shape *shape, gr_plan *plan);
 void gr_direct_scatter(const gr_plan_shape *shape, gr_plan *plan);
-void gr_direct_send(const gr_plan_shape *shape, gr_plan *plan);
-void gr_direct_recv(const gr_plan_shape *shape, gr_plan *plan);
 
 void gr_pairwise_alltoall(const gr_plan_shape *shape, gr_plan *plan);
 
