@@ -42,26 +42,11 @@ static inline uint64_t gr_get_u64(const uint8_t *at)
     return (uint64_t)gr_get_u32(at) | (uint64_t)gr_get_u32(at + 4) << 32;
 }
 
-static inline void gr_put_f32(uint8_t *at, float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    gr_put_u32(at, bits);
-}
-
 static inline void gr_put_f64(uint8_t *at, double value)
 {
     uint64_t bits;
     memcpy(&bits, &value, sizeof bits);
     gr_put_u64(at, bits);
-}
-
-static inline float gr_get_f32(const uint8_t *at)
-{
-    uint32_t bits = gr_get_u32(at);
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
 }
 
 static inline double gr_get_f64(const uint8_t *at)

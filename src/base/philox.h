@@ -19,12 +19,6 @@ void gr_philox(const uint32_t key[2], const uint32_t counter[4], uint32_t out[4]
 void gr_philox_fill(uint64_t seed, uint64_t stream_high, uint32_t stream_low, uint32_t *out,
                     size_t count);
 
-/* Returns 24 random bits as a float in [0, 1). */
-static inline float gr_unit_f32(uint32_t word)
-{
-    return (float)(word >> 8) * 0x1p-24f;
-}
-
 /* Sets out[i] to `count` normal numbers with mean 0 and standard deviation 1, one word of the
  * stream each: Box-Muller in double, with its own logarithm, sine and cosine, so every machine
  * gets the same bits. */

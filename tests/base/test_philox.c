@@ -64,14 +64,6 @@ static void philox_chunk_in_plain_c_equals_the_stream(void **state)
     assert_memory_equal(out, expected + GR_PHILOX_CHUNK_WORDS, sizeof out);
 }
 
-static void philox_unit_of_any_word_is_below_one(void **state)
-{
-    (void)state;
-    assert_true(gr_unit_f32(0) == 0.0f);
-    assert_true(gr_unit_f32(UINT32_MAX) < 1.0f);
-    assert_true(gr_unit_f32(UINT32_C(1) << 31) == 0.5f);
-}
-
 static void philox_normal_equals_box_muller(void **state)
 {
     (void)state;
@@ -141,7 +133,6 @@ int main(void)
         cmocka_unit_test(philox_of_published_inputs_matches),
         cmocka_unit_test(philox_fill_equals_the_stream),
         cmocka_unit_test(philox_chunk_in_plain_c_equals_the_stream),
-        cmocka_unit_test(philox_unit_of_any_word_is_below_one),
         cmocka_unit_test(philox_normal_equals_box_muller),
         cmocka_unit_test(philox_normal_bits_equal_the_stored_hash),
         cmocka_unit_test(philox_normal_of_fewer_is_a_prefix),
