@@ -31,8 +31,8 @@ typedef struct gr_acceptor_config {
     /* Asked after the peer proved itself and before we do: false closes it. NULL: all come in that
      * are the only rail of their link. */
     bool (*accepts)(void *accepts_arg, int32_t peer_rank, gr_auth_rail rail);
-    /* Asked where `admit` says no: true keeps the connection, as one in its handshake, until
-     * `admit` says yes (asked again in each gr_acceptor_progress) or this says no. NULL: no. */
+    /* Asked where `accepts` says no: true keeps the connection, as one in its handshake, until
+     * `accepts` says yes (asked again in each gr_acceptor_progress) or this says no. NULL: no. */
     bool (*accepts_soon)(void *accepts_arg, int32_t peer_rank);
     void *accepts_arg;
     gr_resolver *resolver; /* looks names up, on threads of its own; NULL: getaddrinfo */

@@ -204,7 +204,7 @@ void gr_link_aborted(gr_link *link, const gr_frame *frame, const char *text)
 {
     char clean[GR_FRAME_ABORT_MAX + 1];
     size_t size = clean_text(frame, text, clean);
-    gr_status status = (gr_status)(-(int32_t)frame->message);
+    gr_status status = (gr_status)(int32_t)(0 - frame->message);
     if (gr_status_scope(status) < GR_SCOPE_COMM) {
         status = link->mesh->dynamic_peers ? GR_E_PEER_LOST : GR_E_COMM_BROKEN;
     }
@@ -723,7 +723,7 @@ gr_status gr_mesh_create(const gr_mesh_config *config, gr_mesh **mesh_out, gr_di
             status = open_sockets(mesh, diag);
         }
     }
-    if (status == GR_OK) {
+    if (status == GR_OK && ops->open != NULL) {
         status = ops->open(mesh, config, diag);
     }
     if (status != GR_OK) {

@@ -112,7 +112,7 @@ struct gr_link_ops {
                     `event`; `open` makes the links */
     /* Sockets carry the data: must gr_mesh_progress look at all of them now? NULL: never. */
     bool (*polls)(gr_mesh *mesh);
-    gr_status (*open)(gr_mesh *mesh, const gr_mesh_config *config, gr_diag *diag);
+    gr_status (*open)(gr_mesh *mesh, const gr_mesh_config *config, gr_diag *diag); /* or NULL */
     void (*close)(gr_mesh *mesh); /* NULL: nothing */
     /* GR_OK: up; GR_PENDING: again when the socket has something; else the link ends. */
     gr_status (*attach)(gr_link *link, gr_diag *diag);

@@ -4,27 +4,12 @@
  * is woken. */
 
 #include "base/fair_lock.h"
-#include "link/blocks.h"
 #include "link/mesh.h"
 
 typedef struct self_mesh {
     gr_mesh base;
-    gr_block blocks;
     _Atomic uint32_t news; /* a sleeper is woken */
 } self_mesh;
-
-static gr_status open_self(gr_mesh *mesh, const gr_mesh_config *config, gr_diag *diag)
-{
-    (void)config;
-    (void)diag;
-    gr_blocks_init(&((self_mesh *)mesh)->blocks);
-    return GR_OK;
-}
-
-static void close_self(gr_mesh *mesh)
-{
-    gr_blocks_fini(&((self_mesh *)mesh)->blocks);
-}
 
 static void progress_self(gr_mesh *mesh)
 {
@@ -45,28 +30,13 @@ static void wake_self(gr_mesh *mesh)
     gr_counter_raise(&((self_mesh *)mesh)->news);
 }
 
-static gr_status alloc_self(gr_mesh *mesh, size_t size_bytes, void **mem_out)
-{
-    return gr_block_alloc(&((self_mesh *)mesh)->blocks, size_bytes, mem_out);
-}
-
-static void free_self(gr_mesh *mesh, void *mem)
-{
-    (void)mesh;
-    gr_block_free(mem);
-}
-
 /* What concerns links is never called. */
 static const gr_link_ops self_ops = {.name = "none",
                                      .mesh_bytes = sizeof(self_mesh),
                                      .inside = true,
-                                     .open = open_self,
-                                     .close = close_self,
                                      .progress = progress_self,
                                      .wait = wait_self,
-                                     .wake = wake_self,
-                                     .alloc = alloc_self,
-                                     .free = free_self};
+                                     .wake = wake_self};
 
 gr_status gr_mesh_create_self(const gr_log *log, gr_mesh **mesh_out, gr_diag *diag)
 {
