@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/thread.h"
 #include "operator/serve/web.h"
 #include "train/evaluation.h"
 
@@ -10,7 +11,6 @@
 #include <jansson.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -101,11 +101,7 @@ static void *answer(void *arg)
 /* Signals of the process are not for this thread: those that wait for the end of a step wait on. */
 static gr_status start(gr_worker_page *page, gr_diag *diag)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&page->thread, NULL, answer, page);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int error = gr_thread_create(&page->thread, NULL, answer, page);
     page->has_thread = error == 0;
     return error == 0
                ? GR_OK

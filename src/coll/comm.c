@@ -469,7 +469,7 @@ static void end_operations(gr_comm *comm)
         "rank %d destroyed a sub-group of %d ranks with an operation in flight; wait "
         "for all operations first",
         comm->world[comm->rank], comm->size);
-    gr_exec_end(context->exec, &diag);
+    gr_exec_fail(context->exec, &diag);
     (void)gr_exec_group_close(context->exec, &comm->group); /* now all are over */
 }
 

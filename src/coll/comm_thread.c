@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/thread.h"
 #include "coll/comm_internal.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -104,15 +104,6 @@ static gr_status refuse(gr_context *context, const char *why)
     return gr_context_note(context, &diag);
 }
 
-/* With several threads, one that waits for an operation does not keep the others from starting
- * what peers wait for. */
-static void update_calling(gr_context *context)
-{
-    if (context->exec) {
-        gr_exec_set_calling(context->exec, context->thread.several || context->deliverer != 0);
-    }
-}
-
 /* How many threads this process has; 0: not known. */
 static int count_threads(void)
 {
@@ -135,8 +126,11 @@ bool gr_context_may_start(const void *context_arg)
 {
     const gr_context *context = context_arg;
     const gr_comm_thread *thread = &context->thread;
-    if (thread->several || context->config.threads != GR_THREADS_AUTO) {
-        return thread->several || context->config.threads == GR_THREADS_MANY;
+    if (thread->several || context->deliverer != 0 || context->config.threads == GR_THREADS_MANY) {
+        return true;
+    }
+    if (context->config.threads != GR_THREADS_AUTO) {
+        return false;
     }
     return count_threads() != 1 + thread->running; /* more under TSan, which has one of its own */
 }
@@ -147,7 +141,6 @@ static void meet_thread(gr_context *context, uintptr_t self)
     if (context->deliverer != self) {
         thread->several = thread->several || thread->user != 0;
         thread->user = self;
-        update_calling(context);
     }
 }
 
@@ -346,7 +339,6 @@ static bool deliver(gr_context *context)
         return false; /* the thread that delivers finds what is left */
     }
     context->deliverer = this_thread();
-    update_calling(context);
     gr_exec_done calls[CALLS_AT_ONCE];
     for (int count; (count = take_callbacks(context, calls)) > 0;) {
         gr_context_leave(context); /* the others move on meanwhile */
@@ -356,7 +348,6 @@ static bool deliver(gr_context *context)
         lock(context);
     }
     context->deliverer = 0;
-    update_calling(context);
     gr_context_notify(context); /* gr_comm_drain waits for this */
     return true;
 }
@@ -428,12 +419,7 @@ static void *run_thread(void *arg)
 gr_status gr_comm_thread_start(gr_context *context, gr_diag *diag)
 {
     gr_comm_thread *thread = &context->thread;
-    /* Signals belong to the program's own threads. */
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&thread->thread, NULL, run_thread, context);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int error = gr_thread_create(&thread->thread, NULL, run_thread, context);
     if (error != 0) {
         return gr_fail(diag, GR_E_IO,
                        "the progress thread cannot be started: %s; GRADUS_PROGRESS=inline does "

@@ -7,7 +7,7 @@
  *
  * Diagnosis stands beside the engine. The engine tells it what arrives and when time has passed;
  * diagnosis looks at operations through exec_view.h, and ends the communicator by
- * gr_exec_end. With other ranks it speaks over a channel to the job's coordinator
+ * gr_exec_fail. With other ranks it speaks over a channel to the job's coordinator
  * (group/wait_graph.h), never over links: what stands behind data on a link cannot be read by a
  * rank that waits elsewhere. Without a channel it says what this rank can see.
  *

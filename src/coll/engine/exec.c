@@ -418,11 +418,6 @@ uint64_t gr_exec_finished(const gr_exec *exec)
     return exec->finished;
 }
 
-void gr_exec_set_calling(gr_exec *exec, bool calling)
-{
-    exec->calls = calling;
-}
-
 int gr_exec_active(const gr_exec *exec)
 {
     return exec->active + (exec->arbitrating && exec->diag.status == GR_OK);

@@ -78,7 +78,8 @@ typedef struct gr_exec_config {
     const char *(*host_name)(const void *host_arg, int rank);
     const void *host_arg;
     gr_diagnosis_channel channel; /* to the coordinator; all zero: none */
-    /* Returns true if a thread other than the waiting one may start operations; NULL: none does. */
+    /* Returns true if a thread other than the waiting one may start operations (it runs a callback,
+     * say): who waits is not taken for one that can start nothing then. NULL: none does. */
     bool (*may_start)(const void *owner);
 } gr_exec_config;
 
@@ -261,9 +262,6 @@ typedef struct gr_exec_until {
 } gr_exec_until;
 /* Moves everything on until then; sleeps by gr_mesh_wait. */
 void gr_exec_wait(gr_exec *exec, const gr_exec_until *until);
-/* Another thread than the one in gr_exec_wait may start operations (it runs a callback, say): a
- * thread that waits is not taken for one that can start nothing. */
-void gr_exec_set_calling(gr_exec *exec, bool calling);
 /* How many operations have finished, and failures ended all of them, so far. */
 uint64_t gr_exec_finished(const gr_exec *exec);
 /* Plans and custom operations that have not finished; one more while it is being found out whether
@@ -320,8 +318,8 @@ bool gr_exec_uses(const gr_exec *exec, const gr_call_memory *memory, char *what_
 const gr_diag *gr_exec_first_failure(const gr_exec *exec);
 /* Moves everything on, and ends it if a peer is gone, though nothing under way needs it. */
 void gr_exec_check_members(gr_exec *exec);
-/* Ends everything with this cause, which all peers receive. */
-void gr_exec_end(gr_exec *exec, const gr_diag *diag);
+/* Ends everything with this cause, unless it has ended; all peers receive it. */
+void gr_exec_fail(gr_exec *exec, const gr_diag *diag);
 /* Ends everything with GR_E_CANCELLED before the executor is destroyed. Peers are not notified. */
 void gr_exec_cancel(gr_exec *exec);
 

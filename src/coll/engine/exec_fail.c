@@ -167,11 +167,6 @@ void gr_exec_fail(gr_exec *exec, const gr_diag *diag)
     end_operations(exec);
 }
 
-void gr_exec_end(gr_exec *exec, const gr_diag *diag)
-{
-    gr_exec_fail(exec, diag);
-}
-
 void gr_exec_cancel(gr_exec *exec)
 {
     if (exec->diag.status == GR_OK) {

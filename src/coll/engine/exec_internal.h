@@ -230,7 +230,6 @@ struct gr_exec {
     uint64_t facts[GR_EXEC_FACTS], facts_hash;
 
     const gr_op *blocked;  /* the caller can start nothing until this one is over; NULL: it can */
-    bool calls;            /* a callback runs just now, and can start something */
     bool moved;            /* since the last look at the clock */
     int64_t idle_since_us; /* nothing moved since */
     int64_t last_look_us;
@@ -388,7 +387,6 @@ void gr_exec_plan_stop(gr_exec *exec, gr_op *op);
 bool gr_exec_plan_is_read(const gr_exec *exec, const gr_op *op);
 
 /* exec_fail.c */
-void gr_exec_fail(gr_exec *exec, const gr_diag *diag); /* the first cause; ends everything */
 /* The link is broken or left; fatal if anything still needs it. `op` waits, may be NULL. */
 void gr_exec_lost(gr_exec *exec, gr_exec_link *link, gr_status status, const gr_op *op);
 /* Data are of no use any more: behind those that nobody took there may stand what explains the

@@ -118,7 +118,7 @@ bool gr_exec_lacks(const gr_exec *exec, const gr_op *op, int peer)
 
 bool gr_exec_is_blocked(const gr_exec *exec, const gr_op *op)
 {
-    if (exec->blocked != op->head || op->stopped || exec->calls ||
+    if (exec->blocked != op->head || op->stopped ||
         (exec->may_start && exec->may_start(exec->owner))) {
         return false;
     }

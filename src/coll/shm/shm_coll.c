@@ -329,7 +329,7 @@ static gr_status prepare(gr_shm_coll_op *op, const gr_shm_coll_request *request)
     op->given_count = given_end - op->given;
     gr_shm_coll_extent(op, shm->rank, true, &op->taken, &op->taken_end);
     if (op->coll == GR_COLL_BROADCAST && op->root == shm->rank && op->inputs[0] == op->out) {
-        op->taken_end = op->taken; /* it is there, wherever gr_shm_coll_repeat puts it */
+        op->taken_end = op->taken; /* it is there, wherever gr_shm_coll_use puts it */
     }
     gr_shm_coll_prepare_waits(op);
     return GR_OK;
