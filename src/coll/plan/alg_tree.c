@@ -39,24 +39,9 @@ static int place_of(const reduction *r, gr_tree_range node)
     return rank_of_shard(&r->plan->shape, node.first);
 }
 
-static bool may_overwrite(const reduction *r, gr_operand operand)
-{
-    return gr_sums_has(&r->sums, operand) || (operand.space == GR_SPACE_USER && !r->keeps_own);
-}
-
 static gr_operand add(reduction *r, gr_operand a, gr_operand b, bool is_root)
 {
-    gr_operand dst;
-    if (is_root) {
-        dst = gr_user(0, 0);
-    } else if (may_overwrite(r, a)) {
-        dst = a;
-        gr_sums_release(&r->sums, b);
-    } else if (may_overwrite(r, b)) {
-        dst = b;
-    } else {
-        dst = gr_sums_take(&r->sums, 0);
-    }
+    gr_operand dst = is_root ? gr_user(0, 0) : gr_sums_place(&r->sums, a, b, 0, r->keeps_own);
     gr_plan_reduce(r->plan, dst, a, b);
     return dst;
 }

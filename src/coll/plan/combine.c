@@ -17,7 +17,7 @@ static bool same_place(gr_operand a, gr_operand b)
            (a.space == GR_SPACE_SCRATCH || a.block == b.block);
 }
 
-gr_operand gr_sums_take(gr_sums *sums, uint32_t block)
+static gr_operand take(gr_sums *sums, uint32_t block)
 {
     if (sums->has_spare && !sums->spare_used) {
         sums->spare_used = true;
@@ -44,6 +44,20 @@ void gr_sums_release(gr_sums *sums, gr_operand operand)
     } else if (gr_sums_has(sums, operand)) {
         sums->taken &= ~(1u << (operand.slot - sums->first_slot));
     }
+}
+
+static bool may_overwrite(const gr_sums *sums, gr_operand operand, bool keeps_own)
+{
+    return gr_sums_has(sums, operand) || (operand.space == GR_SPACE_USER && !keeps_own);
+}
+
+gr_operand gr_sums_place(gr_sums *sums, gr_operand a, gr_operand b, uint32_t block, bool keeps_own)
+{
+    if (may_overwrite(sums, a, keeps_own)) {
+        gr_sums_release(sums, b);
+        return a;
+    }
+    return may_overwrite(sums, b, keeps_own) ? b : take(sums, block);
 }
 
 /* ---- Units ----------------------------------------------------------------------------------- */
@@ -186,29 +200,15 @@ static gr_operand fetch(combine *c, sum_part from)
     return to;
 }
 
-static bool may_overwrite(const combine *c, gr_operand operand)
-{
-    return gr_sums_has(&c->sums, operand) ||
-           (operand.space == GR_SPACE_USER && !c->how->shared && !c->how->keeps_own);
-}
-
 static gr_operand add(combine *c, gr_operand a, gr_operand b, bool is_root)
 {
-    gr_operand dst;
     bool of_sums = gr_sums_has(&c->sums, a) || gr_sums_has(&c->sums, b);
     /* A sum directly of what two ranks send must not be written over what this rank sends: each of
      * the two would wait until the other has read its own, if the links show the peer's memory. */
     bool copy_root = is_root && c->how->shared && !c->plan->shape.out_of_place && !of_sums;
-    if (is_root && !copy_root) {
-        dst = c->how->dst;
-    } else if (may_overwrite(c, a)) {
-        dst = a;
-        gr_sums_release(&c->sums, b);
-    } else if (may_overwrite(c, b)) {
-        dst = b;
-    } else {
-        dst = gr_sums_take(&c->sums, c->how->dst.block);
-    }
+    gr_operand dst = is_root && !copy_root ? c->how->dst
+                                           : gr_sums_place(&c->sums, a, b, c->how->dst.block,
+                                                           c->how->shared || c->how->keeps_own);
     gr_plan_reduce(c->plan, dst, a, b);
     if (copy_root) {
         gr_plan_copy(c->plan, c->how->dst, dst);

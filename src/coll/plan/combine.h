@@ -18,7 +18,9 @@ typedef struct gr_sums {
     gr_operand spare;
 } gr_sums;
 
-gr_operand gr_sums_take(gr_sums *sums, uint32_t block);
+/* Where a + b is kept: over one of them, if that is a sum or, unless `keeps_own`, a contribution in
+ * the result, else in a place of its own. */
+gr_operand gr_sums_place(gr_sums *sums, gr_operand a, gr_operand b, uint32_t block, bool keeps_own);
 void gr_sums_release(gr_sums *sums, gr_operand operand); /* others than sums are passed over */
 bool gr_sums_has(const gr_sums *sums, gr_operand operand);
 
