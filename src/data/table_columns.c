@@ -165,11 +165,25 @@ gr_status gr_csv_columns_find_label(gr_csv_columns *columns, gr_diag *diag)
     return status;
 }
 
+/* Fails unless each column has a name: R, say, writes none for the names of its rows. */
+static gr_status check_name_count(const gr_csv_columns *columns, int count, gr_diag *diag)
+{
+    int names = columns->name_count;
+    if (names == 0 || names == count) {
+        return GR_OK;
+    }
+    return gr_fail(diag, GR_E_INVALID,
+                   "%s:1: the first line has %d name%s, but the line below has %d columns; write a "
+                   "name for each column%s",
+                   columns->table->head.name, names, names == 1 ? "" : "s", count,
+                   names + 1 == count ? " (in R: row.names = FALSE)" : "");
+}
+
 gr_status gr_csv_columns_finish(gr_csv_columns *columns, int count, gr_diag *diag)
 {
     const gr_table_options *options = columns->options;
     gr_csv_layout *layout = &columns->table->layout;
-    gr_status status = GR_OK;
+    gr_status status = check_name_count(columns, count, diag);
     columns->label_column = columns->label_column > 0 ? columns->label_column : count;
     bool plain = columns->name_count == 0 && options->skip_count + options->category_count == 0 &&
                  options->class_name_count == 0;

@@ -155,11 +155,28 @@ static void bad_cell_is_told_with_what_to_do(void **state)
         "d.csv: there is no column \"grade\" (categories) among the 6");
 }
 
+/* As R writes a table with names of rows: they have no name in the first line. */
+static void header_with_another_number_of_names_is_refused(void **state)
+{
+    (void)state;
+    const gr_table_options last = {.header = true};
+    const gr_table_options named = {.header = true, .label_name = "kind"};
+    bad("a,b,kind\n\"1\",5,6,0\n\"2\",7,8,1\n", last,
+        "d.csv:1: the first line has 3 names, but the line below has 4 columns; write a name for "
+        "each column (in R: row.names = FALSE)");
+    bad("a,b,kind\n1,5,6,0\n", named, "has 3 names, but the line below has 4 columns");
+    bad("a,b,c,kind\n5,6,0\n", last,
+        "d.csv:1: the first line has 4 names, but the line below has 3 columns; write a name for "
+        "each column");
+    bad("a\n5,6,0\n", last, "the first line has 1 name, but");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(csv_of_names_quotes_and_texts_is_read),
         cmocka_unit_test(csv_of_labels_from_one_is_read_by_class_names),
-        cmocka_unit_test(bad_cell_is_told_with_what_to_do)};
+        cmocka_unit_test(bad_cell_is_told_with_what_to_do),
+        cmocka_unit_test(header_with_another_number_of_names_is_refused)};
     return cmocka_run_group_tests(tests, folder_make, folder_drop);
 }
