@@ -130,6 +130,39 @@ static gr_status resolve_shape(const opening *open, gr_dataset *dataset)
                             : "");
 }
 
+/* The place of the next column with values, from 0; `columns` behind the last. */
+static int next_value_column(const gr_csv_layout *layout, int at)
+{
+    while (at < layout->columns && layout->column[at].role != GR_CSV_VALUE) {
+        at++;
+    }
+    return at;
+}
+
+/* Both files name their columns: values of the same place must have the same name. */
+static gr_status check_names(const gr_dataset *dataset, gr_diag *diag)
+{
+    const gr_csv_layout *train = gr_table_layout(dataset->samples);
+    const gr_csv_layout *test = gr_table_layout(dataset->test);
+    if (train == NULL || test == NULL || train->column == NULL || test->column == NULL) {
+        return GR_OK;
+    }
+    int at = next_value_column(train, 0), also = next_value_column(test, 0);
+    while (at < train->columns && also < test->columns) {
+        const char *name = train->column[at].name, *other = test->column[also].name;
+        if (name != NULL && other != NULL && strcmp(name, other) != 0) {
+            return gr_fail(diag, GR_E_INVALID,
+                           "%s:1: column %d is \"%.60s\", but in %s it is \"%.60s\"; write the "
+                           "columns of both files in one order, with the same names",
+                           gr_table_name(dataset->test), also + 1, other,
+                           gr_table_name(dataset->samples), name);
+        }
+        at = next_value_column(train, at + 1);
+        also = next_value_column(test, also + 1);
+    }
+    return GR_OK;
+}
+
 static gr_status resolve_parts(const opening *open, uint64_t seed, gr_dataset *dataset)
 {
     const gr_data_config *config = open->config;
@@ -161,7 +194,7 @@ static gr_status resolve_parts(const opening *open, uint64_t seed, gr_dataset *d
                        gr_table_name(dataset->test), gr_table_values(dataset->test),
                        gr_table_name(dataset->samples), dataset->values);
     }
-    return GR_OK;
+    return check_names(dataset, open->diag);
 }
 
 static void resolve_classes(const gr_data_config *config, gr_dataset *dataset)

@@ -43,6 +43,17 @@ static float value_at(const gr_dataset *dataset, gr_split part, int64_t number)
     return x;
 }
 
+/* The first value of the first test sample, which has two. */
+static float value_at_first(const gr_dataset *dataset)
+{
+    float x[2];
+    int32_t label;
+    int64_t number = 0;
+    assert_int_equal(gr_dataset_read(dataset, GR_SPLIT_TEST, &number, 1, x, &label, NULL, NULL),
+                     GR_OK);
+    return x[0];
+}
+
 static void test_split_last(void **state)
 {
     char path[300];
@@ -113,6 +124,33 @@ static void test_own_test_file(void **state)
     config.test_count = 0;
     file_put(state, "test.csv", "7,4,1\n", 6, test);
     must_fail(&config, GR_E_INVALID, "test.csv: a sample has 2 values", "same shape");
+}
+
+/* Columns are never guessed: another order of the same names would be other values. */
+static void test_file_with_columns_in_another_order_is_refused(void **state)
+{
+    static const char train[] = "length,width,id,kind\n1,2,7,0\n3,4,8,1\n";
+    static const char swapped[] = "width,length,id,kind\n2,1,7,0\n";
+    static const char moved[] = "id,length,width,sort\n7,5,6,1\n";
+    char path[300], test[300];
+    gr_node id = {.kind = GR_NODE_SCALAR, .text = "id"};
+    gr_node skip = {.kind = GR_NODE_LIST, .child = &id, .count = 1};
+    file_put(state, "train.csv", train, sizeof train - 1, path);
+    file_put(state, "test.csv", swapped, sizeof swapped - 1, test);
+    gr_data_config config = config_csv(path);
+    config.test_file = test;
+    config.header = true;
+    must_fail(&config, GR_E_INVALID, "test.csv:1: column 1 is \"width\", but in ",
+              "train.csv it is \"length\"; write the columns of both files in one order");
+    config.skip = &skip;
+    must_fail(&config, GR_E_INVALID, "test.csv:1: column 1 is \"width\"", "");
+    /* What is left out may stand anywhere, and the label's name is nobody's matter. */
+    file_put(state, "test.csv", moved, sizeof moved - 1, test);
+    gr_dataset *dataset = open_ok(&config, 1);
+    assert_true(value_at_first(dataset) == 5);
+    gr_dataset_close(dataset);
+    config.skip = NULL;
+    must_fail(&config, GR_E_INVALID, "test.csv:1: column 1 is \"id\"", "");
 }
 
 static void test_standard(void **state)
@@ -273,6 +311,7 @@ int main(void)
         cmocka_unit_test(test_split_last),
         cmocka_unit_test(test_split_random),
         cmocka_unit_test(test_own_test_file),
+        cmocka_unit_test(test_file_with_columns_in_another_order_is_refused),
         cmocka_unit_test(test_standard),
         cmocka_unit_test(normalize_standard_of_flat_samples_is_by_column),
         cmocka_unit_test(test_regression),
