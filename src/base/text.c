@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/text.h"
 
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -28,6 +29,32 @@ void gr_text_line(char *text, size_t size_bytes, const char *format, va_list arg
             *c = ' ';
         }
     }
+}
+
+size_t gr_text_utf8_length(const char *text, size_t left_bytes)
+{
+    const uint8_t *at = (const uint8_t *)text;
+    size_t length = left_bytes == 0                 ? 0
+                    : at[0] < 0x80                  ? 1
+                    : at[0] >= 0xc2 && at[0] < 0xe0 ? 2
+                    : at[0] >= 0xe0 && at[0] < 0xf0 ? 3
+                    : at[0] >= 0xf0 && at[0] < 0xf5 ? 4
+                                                    : 0;
+    if (length > left_bytes) {
+        return 0;
+    }
+    for (size_t i = 1; i < length; i++) {
+        if ((at[i] & 0xc0) != 0x80) {
+            return 0;
+        }
+    }
+    if (length <= 1) {
+        return length;
+    }
+    bool too_long = (at[0] == 0xe0 && at[1] < 0xa0) || (at[0] == 0xf0 && at[1] < 0x90);
+    bool surrogate = at[0] == 0xed && at[1] >= 0xa0;
+    bool too_large = at[0] == 0xf4 && at[1] >= 0x90;
+    return too_long || surrogate || too_large ? 0 : length;
 }
 
 void gr_text_list(char *text, size_t size_bytes, const char *const *words)

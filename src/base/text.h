@@ -17,6 +17,10 @@ void gr_text_line(char *text, size_t size_bytes, const char *format, va_list arg
 /* Writes a NULL-terminated list as "a, b or c"; a text that does not fit ends with "...". */
 void gr_text_list(char *text, size_t size_bytes, const char *const *words);
 
+/* Returns the bytes of the UTF-8 character at `text`, of which `left_bytes` may be read; 0 if none
+ * stands there. */
+size_t gr_text_utf8_length(const char *text, size_t left_bytes);
+
 enum { GR_VALUE_BYTES = 96, GR_RANGE_BYTES = 96, GR_ERRNO_TEXT_BYTES = 128 };
 
 /* Writes a text as a part of a URL (RFC 3986): all but unreserved characters, and those of `but`,

@@ -2,6 +2,7 @@
 #include "data/csv.h"
 
 #include "base/fail.h"
+#include "base/text.h"
 
 #include <float.h>
 #include <inttypes.h>
@@ -253,8 +254,20 @@ gr_status gr_csv_name(gr_csv_cursor *cursor, char name_out[GR_CSV_FIELD_BYTES_MA
     if (status != GR_OK) {
         return status;
     }
-    size_t bytes =
-        cell.bytes < GR_CSV_FIELD_BYTES_MAX - 1 ? cell.bytes : GR_CSV_FIELD_BYTES_MAX - 1;
+    size_t bytes = 0;
+    while (bytes < cell.bytes) {
+        size_t length = gr_text_utf8_length(cell.text + bytes, cell.bytes - bytes);
+        if (length == 0) {
+            return gr_fail(diag, GR_E_INVALID,
+                           "%s:%" PRId64 ": the name of column %d is not UTF-8; convert the file: "
+                           "iconv -f latin1 -t utf-8, say",
+                           cursor->name, cursor->line, cursor->column);
+        }
+        if (bytes + length >= GR_CSV_FIELD_BYTES_MAX) {
+            break;
+        }
+        bytes += length;
+    }
     memcpy(name_out, cell.text, bytes);
     name_out[bytes] = '\0';
     return go_behind(cursor, behind, last_out)

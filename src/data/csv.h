@@ -116,7 +116,8 @@ gr_status gr_csv_find_cell(gr_csv_cursor *cursor, const char *begin, gr_csv_cell
 gr_status gr_csv_cell_value(const gr_csv_cursor *cursor, const gr_csv_column *column,
                             const gr_csv_cell *cell, double *value_out,
                             gr_diag *diag) GR_MUST_CHECK;
-/* The next field of a line of names, into name_out; *last_out: it ended its line. */
+/* The next field of a line of names, into name_out (UTF-8, cut if it is too long); *last_out: it
+ * ended its line. */
 gr_status gr_csv_name(gr_csv_cursor *cursor, char name_out[GR_CSV_FIELD_BYTES_MAX], bool *last_out,
                       gr_diag *diag) GR_MUST_CHECK;
 

@@ -191,33 +191,12 @@ static double time_of(const timeline_part *p, uint64_t ticks)
 }
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
-/* Length of the UTF-8 character at `text`; 0: it is none. */
-static size_t utf8_length(const uint8_t *text, size_t left)
-{
-    size_t length = text[0] < 0x80                      ? 1
-                    : text[0] >= 0xc2 && text[0] < 0xe0 ? 2
-                    : text[0] >= 0xe0 && text[0] < 0xf0 ? 3
-                    : text[0] >= 0xf0 && text[0] < 0xf5 ? 4
-                                                        : 0;
-    if (length > left) {
-        return 0;
-    }
-    for (size_t i = 1; i < length; i++) {
-        if ((text[i] & 0xc0) != 0x80) {
-            return 0;
-        }
-    }
-    bool too_long = (text[0] == 0xe0 && text[1] < 0xa0) || (text[0] == 0xf0 && text[1] < 0x90);
-    bool surrogate = text[0] == 0xed && text[1] >= 0xa0;
-    bool too_large = text[0] == 0xf4 && text[1] >= 0x90;
-    return length > 1 && (too_long || surrogate || too_large) ? 0 : length;
-}
 
 static void write_text(FILE *out, const char *text, size_t size)
 {
     const uint8_t *at = (const uint8_t *)text;
     for (size_t i = 0; i < size;) {
-        size_t length = utf8_length(at + i, size - i);
+        size_t length = gr_text_utf8_length((const char *)at + i, size - i);
         if (length == 0 || at[i] == 0) {
             fputc('?', out);
             i++;

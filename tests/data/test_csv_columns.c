@@ -5,6 +5,7 @@
 
 #include "data/table.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -171,12 +172,42 @@ static void header_with_another_number_of_names_is_refused(void **state)
     bad("a\n5,6,0\n", last, "the first line has 1 name, but");
 }
 
+/* Names go into checkpoints, which are JSON. */
+static void header_that_is_not_utf8_is_refused(void **state)
+{
+    static const char *const not_utf8[] = {
+        "l\xe4nge", "\xc3", "\xc0\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe0\x80\x80"};
+    const gr_table_options named = {.header = true, .index_max = 4};
+    char text[700];
+    for (size_t i = 0; i < sizeof not_utf8 / sizeof *not_utf8; i++) {
+        snprintf(text, sizeof text, "a,%s,kind\n1,2,0\n", not_utf8[i]);
+        bad(text, named,
+            "d.csv:1: the name of column 2 is not UTF-8; convert the file: iconv -f latin1 -t "
+            "utf-8");
+    }
+    gr_table_close(open_table(state, "a,l\xc3\xa4nge,\xe2\x82\xac,kind\n1,2,3,0\n", named, true));
+    /* A name that is cut stays UTF-8. */
+    for (size_t before = 1; before <= 2; before++) {
+        size_t used = before;
+        memset(text, 'x', before);
+        for (int i = 0; i < 200; i++) {
+            used += (size_t)snprintf(text + used, sizeof text - used, "\xc3\xa4");
+        }
+        snprintf(text + used, sizeof text - used, ",kind\n1,0\n");
+        gr_table *table = open_table(state, text, named, true);
+        assert_int_equal(strlen(gr_table_layout(table)->column[0].name),
+                         GR_CSV_FIELD_BYTES_MAX - before);
+        gr_table_close(table);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(csv_of_names_quotes_and_texts_is_read),
         cmocka_unit_test(csv_of_labels_from_one_is_read_by_class_names),
         cmocka_unit_test(bad_cell_is_told_with_what_to_do),
-        cmocka_unit_test(header_with_another_number_of_names_is_refused)};
+        cmocka_unit_test(header_with_another_number_of_names_is_refused),
+        cmocka_unit_test(header_that_is_not_utf8_is_refused)};
     return cmocka_run_group_tests(tests, folder_make, folder_drop);
 }
