@@ -32,6 +32,31 @@ static gr_status truncated(const char *name, const gr_idx_header *header, uint64
                    has > promised ? "the header or the file is damaged" : "the file is truncated");
 }
 
+/* Fails unless the value is a number. A sample holds numbers or it is bad data, as in any file: not
+ * GR_E_NOT_FINITE, which training finds on all ranks together. */
+static gr_status check_float(const char *name, int64_t sample, int64_t at, float value,
+                             gr_diag *diag)
+{
+    if (isfinite(value)) {
+        return GR_OK;
+    }
+    return gr_fail(diag, GR_E_INVALID,
+                   "%s: value %" PRId64 " of sample %" PRId64 " (from 0) is %s; correct it, or "
+                   "remove the sample and its label",
+                   name, at, sample, isnan(value) ? "not a number" : "infinite");
+}
+
+/* The same of a whole record as it stands in the file. */
+static gr_status check_record(const char *name, const gr_idx_header *header, int64_t sample,
+                              const uint8_t *record, gr_diag *diag)
+{
+    gr_status status = GR_OK;
+    for (int64_t i = 0; i < header->record_values && status == GR_OK; i++) {
+        status = check_float(name, sample, i, gr_idx_float(record + 4 * i), diag);
+    }
+    return status;
+}
+
 static gr_status unpack_records(gr_idx_stream *stream, uint8_t *piece, int64_t piece_records,
                                 gr_record_cache *cache, gr_diag *diag)
 {
@@ -50,7 +75,10 @@ static gr_status unpack_records(gr_idx_stream *stream, uint8_t *piece, int64_t p
             return truncated(name, header, (uint64_t)i * header->record_bytes + got, diag);
         }
         for (int64_t k = 0; k < count && status == GR_OK; k++) {
-            status = gr_record_cache_append(cache, piece + (size_t)k * header->record_bytes, diag);
+            const uint8_t *record = piece + (size_t)k * header->record_bytes;
+            status = header->type == GR_IDX_F32 ? check_record(name, header, i + k, record, diag)
+                                                : GR_OK;
+            status = status == GR_OK ? gr_record_cache_append(cache, record, diag) : status;
         }
         if (status != GR_OK) {
             return status;
@@ -270,17 +298,14 @@ static gr_status idx_check(const gr_table *head, gr_diag *diag)
     return status == GR_OK ? gr_record_cache_check(table->labels, diag) : status;
 }
 
-static gr_status check_floats(const idx_table *table, int64_t number, float *x, gr_diag *diag)
+static gr_status to_floats(const idx_table *table, int64_t number, float *x, gr_diag *diag)
 {
-    for (int64_t i = 0; i < table->values; i++) {
+    gr_status status = GR_OK;
+    for (int64_t i = 0; i < table->values && status == GR_OK; i++) {
         x[i] = gr_idx_float((const uint8_t *)&x[i]);
-        if (!isfinite(x[i])) {
-            return gr_fail(diag, GR_E_NOT_FINITE,
-                           "%s: value %" PRId64 " of sample %" PRId64 " (from 0) is %s",
-                           table->head.name, i, number, isnan(x[i]) ? "not a number" : "infinite");
-        }
+        status = check_float(table->head.name, number, i, x[i], diag);
     }
-    return GR_OK;
+    return status;
 }
 
 static gr_status idx_read(const gr_table *head, int64_t number, void *const *values_out,
@@ -298,7 +323,7 @@ static gr_status idx_read(const gr_table *head, int64_t number, void *const *val
         status =
             gr_record_cache_get(table->records, (uint64_t)number, 0, bytes, values_out[0], diag);
         if (status == GR_OK && !table->bytes) {
-            status = check_floats(table, number, values_out[0], diag);
+            status = to_floats(table, number, values_out[0], diag);
         }
     }
     return status;
