@@ -145,6 +145,7 @@ gr_status gr_not_finite_agree(gr_trainer *trainer, int64_t *key, gr_diag *diag)
  * those that the bad gradient has spoiled are set to zero, or the forward pass would see them. */
 static gr_status look_again(gr_trainer *t, uint64_t step, int64_t *key, gr_diag *diag)
 {
+    gr_saver_settle(t->saver);
     for (size_t i = 0; i < gr_model_values(t->model); i++) {
         t->values[i] = isfinite(t->values[i]) ? t->values[i] : 0.0f;
     }

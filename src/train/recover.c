@@ -155,7 +155,8 @@ static void reset_state(gr_trainer *t)
 }
 
 /* Who is a step behind takes it into memory of its own first: if the sender dies meanwhile, the old
- * state is still whole. Who has done no step yet can make its own anew. */
+ * state is still whole. Who has done no step yet can make its own anew. A checkpoint of the old
+ * state that is being copied is whole before the first value changes. */
 static gr_status receive_state(gr_trainer *t, int from, gr_training_progress *progress)
 {
     size_t length = gr_model_values(t->model);
@@ -171,6 +172,7 @@ static gr_status receive_state(gr_trainer *t, int from, gr_training_progress *pr
     if (status == GR_OK && !gr_progress_get(bytes, &theirs)) {
         status = GR_E_PROTOCOL;
     }
+    gr_saver_settle(t->saver);
     for (int i = 0; i <= states && status == GR_OK; i++) {
         float *to = fresh ? state_part(t, i) : room + (size_t)i * length;
         status = gr_recv(t->gen.comm, to, length, GR_F32, from);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What members of a new generation tell each other of their progress, as bytes. */
-#include "train/recover.h"
+/* What members of a new generation tell each other: their progress, as bytes, and their state. */
+#include "support_train.h"
 
 #include "base/codec.h"
+#include "train/recover.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -78,12 +79,71 @@ static void progress_of_another_version_is_refused(void **state)
     assert_int_equal(read.steps, 77);
 }
 
-int main(void)
+/* ---- The state ------------------------------------------------------------------------------- */
+
+void __wrap_gr_saver_settle(gr_saver *saver);
+
+static const gr_trainer *watched; /* whose saver is one of this test's own */
+static int settled;               /* its values had not changed yet */
+
+void __wrap_gr_saver_settle(gr_saver *saver)
 {
+    settled += watched != NULL && saver == watched->saver && watched->values[0] == 5;
+}
+
+/* Rank 0 is a step behind, while a checkpoint of its values is being copied. Returns what is wrong
+ * on this rank, 0: nothing. */
+static int recover_member(int rank, gr_comm *comm, void *arg)
+{
+    char path[SUPPORT_PATH_BYTES + 16], saver = 0;
+    gr_job_overrides overrides = {.run = {.workers = 2}};
+    gr_training_progress progress = {.steps = rank == 0 ? 3 : 4};
+    gr_job *job = NULL;
+    gr_trainer trainer;
+    gr_diag diag = {0};
+    snprintf(path, sizeof path, "%s/job.yaml", (const char *)arg);
+    if (gr_job_open(path, &overrides, &job, &diag) != GR_OK ||
+        support_trainer_init(&trainer, job, comm, &diag) != GR_OK) {
+        return 1;
+    }
+    trainer.values[0] = rank == 0 ? 5 : 7;
+    trainer.saver = rank == 0 ? (gr_saver *)(void *)&saver : NULL;
+    watched = rank == 0 ? &trainer : NULL;
+    gr_status status = gr_recover_agree(&trainer, &progress, &diag);
+    int wrong = status != GR_OK             ? 2
+                : progress.steps != 4       ? 3
+                : trainer.values[0] != 7    ? 4
+                : rank == 0 && settled == 0 ? 5
+                                            : 0;
+    trainer.saver = NULL;
+    gr_trainer_fini(&trainer);
+    gr_job_close(job);
+    return wrong;
+}
+
+static void state_that_is_received_waits_for_the_checkpoint_of_the_old_one(void **state)
+{
+    (void)state;
+    char folder[SUPPORT_PATH_BYTES];
+    int codes[2] = {-1, -1};
+    const support_job job = {.shards = 4, .steps = 10, .global_batch = 32};
+    support_folder(folder);
+    support_write(folder, &job);
+    support_group(2, "shm", recover_member, folder, codes);
+    assert_int_equal(codes[0], 0);
+    assert_int_equal(codes[1], 0);
+    support_clean(folder);
+}
+
+int main(int argc, char **argv)
+{
+    (void)argc;
+    support_one_thread(argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(progress_as_bytes_is_little_endian_without_gaps),
         cmocka_unit_test(progress_that_was_sent_is_read_whole),
         cmocka_unit_test(progress_of_another_version_is_refused),
+        cmocka_unit_test(state_that_is_received_waits_for_the_checkpoint_of_the_old_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
