@@ -165,14 +165,17 @@ gr_status gr_end_write(const gr_end_record *record, FILE *file, const char *wher
     return write_line(object, file, where, diag);
 }
 
-/* Returns true if the line is of `step` or an earlier one, and so is kept. */
-static bool is_before(const char *line, size_t bytes, uint64_t step, gr_metrics_reported *reported)
+/* Returns true if the line is of `step` or an earlier one, and of one of the first `epochs` if it
+ * is an epoch's, and so is kept. */
+static bool is_before(const char *line, size_t bytes, uint64_t step, uint64_t epochs,
+                      gr_metrics_reported *reported)
 {
     json_t *object = json_loadb(line, bytes, 0, NULL);
     const char *event = json_string_value(json_object_get(object, "event"));
     json_int_t at = json_integer_value(json_object_get(object, "step"));
     json_int_t epoch = json_integer_value(json_object_get(object, "epoch"));
-    bool before = event != NULL && strcmp(event, "end") != 0 && at >= 0 && (uint64_t)at <= step;
+    bool before = event != NULL && strcmp(event, "end") != 0 && at >= 0 && (uint64_t)at <= step &&
+                  (epoch <= 0 || (uint64_t)epoch <= epochs);
     if (before) {
         reported->start = reported->start || strcmp(event, "start") == 0;
         reported->epoch =
@@ -187,7 +190,7 @@ static bool is_before(const char *line, size_t bytes, uint64_t step, gr_metrics_
 typedef struct metrics_cut {
     const char *path;
     FILE *old;
-    uint64_t step;
+    uint64_t step, epochs;
     gr_metrics_reported *reported;
     bool within;             /* of a line that is too long, and is left out */
     char in[LINE_BYTES_MAX]; /* from the beginning of a line */
@@ -206,7 +209,7 @@ static gr_status flush(metrics_cut *cut, int fd, gr_diag *diag)
 static gr_status take_line(metrics_cut *cut, const char *line, size_t bytes, int fd, gr_diag *diag)
 {
     gr_status status = GR_OK;
-    if (!cut->within && is_before(line, bytes, cut->step, cut->reported)) {
+    if (!cut->within && is_before(line, bytes, cut->step, cut->epochs, cut->reported)) {
         if (cut->out_bytes + bytes > sizeof cut->out) {
             status = flush(cut, fd, diag);
         }
@@ -243,8 +246,8 @@ static gr_status write_kept(void *arg, int fd, gr_diag *diag)
     return status == GR_OK ? flush(cut, fd, diag) : status;
 }
 
-gr_status gr_metrics_cut(const char *path, uint64_t step, gr_metrics_reported *reported_out,
-                         gr_diag *diag)
+gr_status gr_metrics_cut(const char *path, uint64_t step, uint64_t epochs,
+                         gr_metrics_reported *reported_out, gr_diag *diag)
 {
     *reported_out = (gr_metrics_reported){.start = false};
     FILE *old = fopen(path, "re");
@@ -254,7 +257,8 @@ gr_status gr_metrics_cut(const char *path, uint64_t step, gr_metrics_reported *r
     metrics_cut *cut = malloc(sizeof *cut);
     gr_status status = GR_E_NO_MEMORY;
     if (cut != NULL) {
-        *cut = (metrics_cut){.path = path, .old = old, .step = step, .reported = reported_out};
+        *cut = (metrics_cut){
+            .path = path, .old = old, .step = step, .epochs = epochs, .reported = reported_out};
         status = gr_file_replace_by(path, write_kept, cut, diag);
     } else {
         status = gr_fail(diag, status, "no memory to read %s", path);

@@ -120,9 +120,10 @@ typedef struct gr_metrics_reported {
     uint64_t epoch; /* the last one; 0: none */
 } gr_metrics_reported;
 
-/* Cuts the lines of a metrics file back to what was so after `step`: later lines, the end of a run,
- * and a line that was not finished go. No file: nothing happens. */
-gr_status gr_metrics_cut(const char *path, uint64_t step, gr_metrics_reported *reported_out,
-                         gr_diag *diag) GR_MUST_CHECK;
+/* Cuts the lines of a metrics file back to what was so after `step`, when `epochs` were over: later
+ * lines, the end of a run, an epoch that a longer job goes on within, and a line that was not
+ * finished go. No file: nothing happens. */
+gr_status gr_metrics_cut(const char *path, uint64_t step, uint64_t epochs,
+                         gr_metrics_reported *reported_out, gr_diag *diag) GR_MUST_CHECK;
 
 #endif

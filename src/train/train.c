@@ -76,7 +76,8 @@ static gr_status open_output(training_run *r, gr_diag *diag)
     bool behind = r->began || r->progress.steps > 0;
     gr_status status = gr_dir_create(r->job->config.output, diag);
     if (status == GR_OK && behind) {
-        status = gr_metrics_cut(r->metrics_path, r->progress.steps, &r->reported, diag);
+        status = gr_metrics_cut(r->metrics_path, r->progress.steps, r->progress.epochs,
+                                &r->reported, diag);
     }
     if (status != GR_OK) {
         return status;
@@ -294,8 +295,10 @@ static gr_status end_epoch(training_run *r, uint64_t step, gr_diag *diag)
         return status;
     }
     r->progress.last_loss = record.loss;
-    gr_meter_add(&r->progress.total, &r->progress.epoch);
-    r->progress.epoch = (gr_meter){0};
+    if (step % job->steps_per_epoch == 0) { /* else the job ends: a longer one goes on within it */
+        gr_meter_add(&r->progress.total, &r->progress.epoch);
+        r->progress.epoch = (gr_meter){0};
+    }
     r->progress.epochs++;
     r->progress.reported = record;
     gr_best_update(&r->progress.best, job, &record);
@@ -530,10 +533,19 @@ static gr_status train(training_run *r, gr_diag *diag)
     }
 }
 
+/* Of all steps. */
+static gr_meter total_of(const training_run *r)
+{
+    gr_meter total = r->progress.total;
+    gr_meter_add(&total, &r->progress.epoch);
+    return total;
+}
+
 /* The mean over the ranks: a slow rank makes the others wait, itself it waits for nobody. */
 static gr_status mean_wait_share(training_run *r, double *share_out, gr_diag *diag)
 {
-    double share = gr_meter_wait_share(&r->progress.total);
+    const gr_meter total = total_of(r);
+    double share = gr_meter_wait_share(&total);
     gr_status status = GR_OK;
     if (r->trainer.gen.world_size > 1) {
         status = gr_allreduce(r->comm, &share, 1, GR_F64, GR_SUM);
@@ -581,6 +593,7 @@ static gr_status finish(training_run *r, gr_diag *diag)
         return status;
     }
     gr_saver_counts counts = gr_saver_counts_of(r->trainer.saver);
+    const gr_meter total = total_of(r);
     gr_end_record record = {.loss = r->progress.last_loss,
                             .test = r->evaluation,
                             .weights = r->weights_path,
@@ -592,7 +605,7 @@ static gr_status finish(training_run *r, gr_diag *diag)
                             .best = r->progress.best,
                             .stopped_early = r->progress.steps < r->job->total_steps,
                             .seconds = r->progress.seconds_before + seconds,
-                            .samples_per_s = gr_meter_samples_per_s(&r->progress.total),
+                            .samples_per_s = gr_meter_samples_per_s(&total),
                             .comm_wait_share = share,
                             .late_rank = late.rank,
                             .late_us = late.mean_us,

@@ -305,6 +305,24 @@ def test_resume_without_any(gradus, job):
     assert json.loads(done.stdout.splitlines()[0])["step"] == 0
 
 
+def epochs_in(folder):
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [(line["epoch"], line["step"], line["loss"], line["accuracy"]) for line in lines
+            if line["event"] == "epoch"]
+
+
+def test_job_that_ended_within_an_epoch_is_made_longer_reports_it_once(gradus, job, tmp_path):
+    """And whole, as a job that never ended in between does."""
+    section = ENDLESS + "checkpoint: {every: 1 h}"
+    calm = calm_hash(gradus, job(more=section, steps=15), 2)
+    assert gradus("run", "-np", 2, job(more=section, steps=7)).returncode == 0
+    assert [epoch[:2] for epoch in epochs_in(tmp_path / "out")] == [(1, 5), (2, 7)]
+    longer = end_of(gradus("run", "-np", 2, "--json", "--resume", job(more=section, steps=15)))
+    assert longer["weights_sha256"] == calm
+    assert [epoch[:2] for epoch in epochs_in(tmp_path / "out")] == [(1, 5), (2, 10), (3, 15)]
+    assert epochs_in(tmp_path / "out") == epochs_in(tmp_path / "calm")
+
+
 def test_shards_of_the_checkpoint_count(gradus, job):
     """Where the job does not say them any more."""
     section = "checkpoint: {every: 30 steps}"

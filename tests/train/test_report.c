@@ -257,6 +257,7 @@ static void metrics_of_more_than_a_gigabyte_are_cut(void **state)
     static const char first[] = "{\"event\":\"start\",\"step\":0}\n";
     static const char last[] = "\n{\"event\":\"epoch\",\"epoch\":3,\"step\":30}\n"
                                "{\"event\":\"epoch\",\"epoch\":4,\"step\":40}\n"
+                               "{\"event\":\"epoch\",\"epoch\":4,\"step\":30}\n"
                                "{\"event\":\"end\",\"step\":30}\n{\"event\":\"epo";
     char path[] = "/tmp/gradus-metrics-XXXXXX", text[256] = "";
     gr_metrics_reported reported;
@@ -267,7 +268,7 @@ static void metrics_of_more_than_a_gigabyte_are_cut(void **state)
     assert_true(lseek(fd, (off_t)1 << 30, SEEK_SET) > 0); /* a hole */
     assert_int_equal(write(fd, last, sizeof last - 1), sizeof last - 1);
     close(fd);
-    gr_status status = gr_metrics_cut(path, 30, &reported, &diag);
+    gr_status status = gr_metrics_cut(path, 30, 3, &reported, &diag);
     if (status != GR_OK) {
         fail_msg("%s", diag.text);
     }
