@@ -603,6 +603,72 @@ static void must_hold(const char *text, const char *part)
     }
 }
 
+static void must_not_hold(const char *text, const char *part)
+{
+    if (strstr(text, part) != NULL) {
+        fail_msg("\"%s\" not expected in:\n%s", part, text);
+    }
+}
+
+/* Whose gradients meet on servers sums nothing by allreduce, and says when it is exact. */
+static void print_of_parameter_servers_names_them_and_what_is_exact(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *settings, *servers, *bits;
+    } cases[] = {
+        {"strategy: ps, servers: 2, ",
+         "gradients   to 2 parameter servers, 384 B a step of each worker, while the backward "
+         "pass goes on",
+         "made of all shards: exact (the same bits for every number of workers and servers)"},
+        {"strategy: ps, overlap: false, ",
+         "gradients   to parameter servers, 384 B a step of each worker, after the backward pass",
+         "exact (the same bits"},
+        {"strategy: ps, servers: 1, consistency: async, ", "gradients   to 1 parameter server, ",
+         "no worker waits for another: not exact (the bits depend on who comes when)"},
+        {"strategy: ps, consistency: ssp, staleness: 3, ", "gradients   to parameter servers, ",
+         "no worker is more than 3 updates ahead of the slowest: not exact"},
+        {"strategy: ps, replicas_to_aggregate: 4, ", "gradients   to parameter servers, ",
+         "made of the first 4 gradients, and late ones are dropped: not exact"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char distribution[200];
+        snprintf(distribution, sizeof distribution, "{%sshards", cases[i].settings);
+        put_job("{shards", distribution);
+        gr_job *job = open_path("job.yaml", (gr_job_overrides){.run = {.workers = 4}});
+        char *text = print(job);
+        must_hold(text, cases[i].servers);
+        must_hold(text, cases[i].bits);
+        must_hold(text, "per worker 4 samples (1 shard)");
+        must_not_hold(text, "allreduce");
+        must_not_hold(text, "bucket");
+        free(text);
+        gr_job_close(job);
+    }
+}
+
+static void print_of_a_job_that_keeps_the_best_says_when(void **state)
+{
+    (void)state;
+    put_job("epochs: 3", "epochs: 3\ncheckpoint: {keep_best: true, metric: loss, keep: 2}");
+    gr_job *job = open_path("job.yaml", (gr_job_overrides){.run = {.workers = 1}});
+    char *text = print(job);
+    must_hold(text, "checkpoint  whenever loss is the best so far and at the end, in "
+                    "out/job/checkpoints; the best and the newest 2 stay\n");
+    must_hold(text, "rank 0 holds weights and optimizer twice for it");
+    must_not_hold(text, "SIGTERM");
+    free(text);
+    gr_job_close(job);
+    put_job("epochs: 3",
+            "epochs: 3\ncheckpoint: {every: 1 h, keep_best: true, metric: loss, keep: 0}");
+    job = open_path("job.yaml", (gr_job_overrides){.run = {.workers = 1}});
+    text = print(job);
+    must_hold(text, "checkpoint  every 1 h, whenever loss is the best so far and at the end, in "
+                    "out/job/checkpoints; all stay\n");
+    free(text);
+    gr_job_close(job);
+}
+
 static void test_print(void **state)
 {
     (void)state;
@@ -677,6 +743,8 @@ int main(void)
         cmocka_unit_test(test_bad_data),
         cmocka_unit_test(test_output),
         cmocka_unit_test(test_checkpoint),
+        cmocka_unit_test(print_of_parameter_servers_names_them_and_what_is_exact),
+        cmocka_unit_test(print_of_a_job_that_keeps_the_best_says_when),
         cmocka_unit_test(test_print),
         cmocka_unit_test(test_examples)};
     return cmocka_run_group_tests(tests, folder_make, folder_drop);

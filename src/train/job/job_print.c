@@ -3,11 +3,13 @@
 
 #include "base/fail.h"
 #include "coll/select/select.h"
+#include "train/early_stopping.h"
 #include "train/shards.h"
 #include "train/strategy/local.h"
 #include "train/strategy/strategy.h"
 
 #include <errno.h>
+#include <gradus/ps.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,11 +50,13 @@ static gr_status measure(const gr_job *job, measured *m, gr_diag *diag)
     if (status == GR_OK && bound) {
         status = gr_optimizer_create(&job->optimizer, m->model, &m->optimizer, diag);
     }
-    m->shards_least = job->shards;
+    /* An asynchronous worker computes as much as one shard at a time, whoever does the others. */
+    int shards = job->strategy->asynchronous ? job->workers : job->shards;
+    bool collapse = !job->distribution.exact && !job->strategy->needs_servers;
+    m->shards_least = shards;
     for (int rank = 0; status == GR_OK && rank < job->workers; rank++) {
         gr_shard_plan plan;
-        status = gr_shard_plan_init(&plan, job->shards, job->workers, rank,
-                                    !job->distribution.exact, diag);
+        status = gr_shard_plan_init(&plan, shards, job->workers, rank, collapse, diag);
         if (status == GR_OK) {
             m->vectors = plan.slots > m->vectors ? plan.slots : m->vectors;
             m->shards_least = plan.count < m->shards_least ? plan.count : m->shards_least;
@@ -300,12 +304,64 @@ static void print_compression(const gr_job *job, FILE *file)
     }
 }
 
+/* When the servers update the weights, and what follows from it for the bits. */
+static void print_consistency(const gr_job *job, FILE *file)
+{
+    const gr_distribution_config *d = &job->distribution;
+    switch (job->consistency) {
+    case GR_BSP:
+        fprintf(file, "            a step is made of all shards: exact (the same bits for every "
+                      "number of workers and servers)\n");
+        return;
+    case GR_BSP_BACKUP:
+        fprintf(file,
+                "            a step is made of the first %" PRId64 " gradients, and late ones are "
+                "dropped",
+                d->aggregate);
+        break;
+    case GR_SSP:
+        fprintf(file,
+                "            each gradient is an update of its own; no worker is more than %" PRId64
+                " updates ahead of the slowest",
+                d->staleness);
+        break;
+    default:
+        fprintf(file, "            each gradient is an update of its own; no worker waits for "
+                      "another");
+        break;
+    }
+    fprintf(file, ": not exact (the bits depend on who comes when)\n");
+}
+
+static void print_servers(const gr_job *job, const measured *m, FILE *file)
+{
+    const gr_distribution_config *d = &job->distribution;
+    char text[SIZE_TEXT_BYTES], servers[64] = "parameter servers";
+    if (d->servers > 0) {
+        snprintf(servers, sizeof servers, "%" PRId64 " parameter server%s", d->servers,
+                 d->servers == 1 ? "" : "s");
+    }
+    fprintf(file, "gradients   to %s", servers);
+    if (job->dataset != NULL) {
+        fprintf(file, ", %s a step of each worker",
+                size_text(gr_model_values(m->model) * sizeof(float), text));
+    }
+    fprintf(file, d->overlap && !job->strategy->asynchronous ? ", while the backward pass goes on\n"
+                                                             : ", after the backward pass\n");
+    print_consistency(job, file);
+    print_compression(job, file);
+}
+
 static gr_status print_plan(const gr_job *job, const measured *m, FILE *file, gr_diag *diag)
 {
     const gr_distribution_config *d = &job->distribution;
     fprintf(file, "workers     %d with %" PRId64 " thread%s each\n", job->workers,
             d->worker_threads, d->worker_threads == 1 ? "" : "s");
     bool local = job->strategy->averages_weights;
+    if (job->strategy->needs_servers) {
+        print_servers(job, m, file);
+        return GR_OK;
+    }
     if (job->workers == 1) {
         fprintf(file, "gradients   stay in the one worker\n");
         return GR_OK;
@@ -354,19 +410,27 @@ static gr_status print_plan(const gr_job *job, const measured *m, FILE *file, gr
 static void print_checkpoint(const gr_job *job, FILE *file)
 {
     const gr_checkpoint_config *checkpoint = &job->checkpoint;
-    char keeps[64] = "all stay";
-    if (checkpoint->keep > 0) {
-        snprintf(keeps, sizeof keeps, "the newest %" PRId64 " stay%s", checkpoint->keep,
-                 checkpoint->keep == 1 ? "s" : "");
-    }
-    if (checkpoint->every == NULL) {
+    char keeps[64] = "all stay", every[64] = "", best[64] = "";
+    if (!gr_job_writes_checkpoints(job)) {
         fprintf(file, "checkpoint  when the job is asked to end (SIGTERM), in %s\n",
                 checkpoint->to);
-    } else {
-        fprintf(file, "checkpoint  every %s and at the end, in %s; %s\n", checkpoint->every,
-                checkpoint->to, keeps);
-        fprintf(file, "            rank 0 holds weights and optimizer twice for it\n");
+        return;
     }
+    if (checkpoint->keep > 0) {
+        snprintf(keeps, sizeof keeps, "%sthe newest %" PRId64 " stay%s",
+                 checkpoint->keep_best ? "the best and " : "", checkpoint->keep,
+                 checkpoint->keep == 1 && !checkpoint->keep_best ? "s" : "");
+    }
+    if (checkpoint->every != NULL) {
+        snprintf(every, sizeof every, "every %.50s", checkpoint->every);
+    }
+    if (checkpoint->keep_best) {
+        snprintf(best, sizeof best, "%swhenever %s is the best so far",
+                 checkpoint->every != NULL ? ", " : "", gr_best_metric(job));
+    }
+    fprintf(file, "checkpoint  %s%s and at the end, in %s; %s\n", every, best, checkpoint->to,
+            keeps);
+    fprintf(file, "            rank 0 holds weights and optimizer twice for it\n");
 }
 
 gr_status gr_job_print(const gr_job *job, const char *why_not, FILE *file, gr_diag *diag)
