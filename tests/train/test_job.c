@@ -371,6 +371,9 @@ static void test_bad_settings(void **state)
         {"16", "84",
          "job.yaml:4: global_batch: 84 samples are more than the 80 training samples; "
          "set it to at most 80"},
+        {"test_count: 20", "test_count: 97",
+         "job.yaml:4: global_batch: 16 samples are more than the 3 training samples, which are "
+         "fewer than the 4 shards; set distribution.shards to at most 3, and this to a multiple"},
         {"epochs: 3", "epochs: 3\nmicro_batches: 3",
          "job.yaml:6: micro_batches: the 4 samples of a shard (16 / 4) cannot be cut into 3 equal "
          "pieces; the nearest that fit: 2 and 4"},

@@ -18,6 +18,13 @@ static gr_status bind_steps(gr_job *job, gr_diag *diag)
     const gr_node *root = job->root;
     int64_t samples = gr_dataset_count(job->dataset, GR_SPLIT_TRAIN);
     int64_t batch = job->config.global_batch;
+    if (batch > samples && samples < job->shards) {
+        return gr_node_fail(gr_node_setting(root, "global_batch"), diag, GR_E_INVALID,
+                            "%" PRId64 " samples are more than the %" PRId64 " training samples, "
+                            "which are fewer than the %d shards; set distribution.shards to at "
+                            "most %" PRId64 ", and this to a multiple of it, or give more data",
+                            batch, samples, job->shards, samples);
+    }
     if (batch > samples) {
         return gr_node_fail(gr_node_setting(root, "global_batch"), diag, GR_E_INVALID,
                             "%" PRId64 " samples are more than the %" PRId64 " training samples; "
