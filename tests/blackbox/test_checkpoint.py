@@ -290,6 +290,19 @@ def test_folders_are_not_mixed(gradus, job, tmp_path):
     assert bad.returncode == 2 and "100 steps" in bad.stderr
 
 
+def test_job_without_checkpoints_does_not_start_among_those_of_another(gradus, job, tmp_path):
+    """It would write one when it is asked to end, and --resume take the other job's."""
+    first = job(more=ENDLESS + "checkpoint: {every: 40 steps}")
+    assert gradus("run", "-np", 2, "--json", first).returncode == 0
+    refused = gradus("run", "-np", 2, job("other.yaml", optimizer="sgd", more=ENDLESS))
+    assert refused.returncode == 2
+    assert "optimizer.kind is adam there and sgd in other.yaml" in refused.stderr
+    assert "give this job a folder of its own (checkpoint: to, --checkpoint-to)" in refused.stderr
+    assert gradus("run", "-np", 2, job("same.yaml", more=ENDLESS)).returncode == 0
+    elsewhere = gradus("run", "-np", 2, "--checkpoint-to", "elsewhere", "other.yaml")
+    assert elsewhere.returncode == 0
+
+
 def test_two_runs_at_once(gradus, job, tmp_path):
     name = job(steps=10**7, more=ENDLESS + "checkpoint: {every: 1 h, to: shared}")
     first = gradus.start("run", "-np", 1, "--json", name)

@@ -167,23 +167,32 @@ gr_status gr_checkpoint_newest(const char *folder, const gr_log *log,
                                 count, folder);
 }
 
-gr_status gr_checkpoint_fits(const gr_job *job, const gr_checkpoint *checkpoint, gr_diag *diag)
+/* GR_E_INVALID: settings that decide over the bits are others. */
+static gr_status check_job(const gr_job *job, const gr_checkpoint *checkpoint,
+                           char path_out[PATH_MAX], gr_diag *diag)
 {
     enum { ARENA_BYTES_MAX = 64 << 20 };
-    const gr_checkpoint_info *info = gr_checkpoint_info_of(checkpoint);
-    char path[PATH_MAX];
     gr_arena arena;
     gr_fingerprint own;
     gr_arena_init(&arena, ARENA_BYTES_MAX);
-    gr_status status = gr_checkpoint_path(job->checkpoint.to, info->step, path, sizeof path, diag);
+    gr_status status = gr_checkpoint_path(
+        job->checkpoint.to, gr_checkpoint_info_of(checkpoint)->step, path_out, PATH_MAX, diag);
     if (status == GR_OK) {
         status = gr_fingerprint_of_job(job, &arena, &own, diag);
     }
     if (status == GR_OK) {
-        status = gr_fingerprint_compare(gr_checkpoint_fingerprint_of(checkpoint), &own, path,
+        status = gr_fingerprint_compare(gr_checkpoint_fingerprint_of(checkpoint), &own, path_out,
                                         job->path, diag);
     }
     gr_arena_fini(&arena);
+    return status;
+}
+
+gr_status gr_checkpoint_fits(const gr_job *job, const gr_checkpoint *checkpoint, gr_diag *diag)
+{
+    const gr_checkpoint_info *info = gr_checkpoint_info_of(checkpoint);
+    char path[PATH_MAX];
+    gr_status status = check_job(job, checkpoint, path, diag);
     if (status == GR_OK && info->step > job->total_steps) {
         return gr_fail(diag, GR_E_INVALID,
                        "%s is beyond the job's end: it has done %" PRIu64 " steps, the job has "
@@ -231,12 +240,31 @@ gr_status gr_checkpoint_find(const gr_job *job, const gr_log *log, gr_checkpoint
 
 /* ---- Before a run ---------------------------------------------------------------------------- */
 
+/* A job that writes none of its own accord writes one when it is asked to end. Beside those of
+ * another job --resume could take the wrong one; those of the same job have its bits. */
+static gr_status may_stop(const gr_job *job, gr_diag *diag)
+{
+    gr_checkpoint *newest = NULL;
+    char path[PATH_MAX];
+    gr_diag why;
+    gr_status status = gr_checkpoint_newest(job->checkpoint.to, NULL, &newest, &why);
+    if (status != GR_OK) {
+        return GR_OK; /* nothing that --resume would take, or could read */
+    }
+    status = check_job(job, newest, path, diag);
+    gr_checkpoint_close(newest);
+    return status;
+}
+
 gr_status gr_checkpoint_may_start(const gr_job *job, bool resume, gr_diag *diag)
 {
     const char *folder = job->checkpoint.to;
     struct stat info;
-    if ((!resume && !gr_job_writes_checkpoints(job)) || stat(folder, &info) != 0) {
+    if (stat(folder, &info) != 0) {
         return GR_OK;
+    }
+    if (!resume && !gr_job_writes_checkpoints(job)) {
+        return may_stop(job, diag);
     }
     uint64_t *steps = NULL;
     int count = 0, lock_fd = -1;

@@ -30,8 +30,9 @@ gr_status gr_checkpoint_newest(const char *folder, const gr_log *log,
                                gr_checkpoint **checkpoint_out, gr_diag *diag) GR_MUST_CHECK;
 
 /* Before a run starts anything: does the folder belong to another run that goes on; without
- * `resume`, are there checkpoints that a start from the beginning would mix with its own?
- * GR_E_INVALID with a sentence that says so. */
+ * `resume`, are there checkpoints that a start from the beginning would mix with its own (of
+ * another job, if this one writes one only when it is asked to end)? GR_E_INVALID with a sentence
+ * that says so. */
 gr_status gr_checkpoint_may_start(const gr_job *job, bool resume, gr_diag *diag) GR_MUST_CHECK;
 /* The checkpoint to go on from; *checkpoint_out NULL: there is none, start from the beginning.
  * GR_E_INVALID: none is sound, or it is of another job, or beyond this job's end. Warns where the
