@@ -85,16 +85,15 @@ static void read_row(const char *path, listed *row)
     gr_checkpoint_close(checkpoint);
 }
 
-/* The step of the best checkpoint, of which the last one knows; 0: none. */
-static uint64_t best_step(const char *folder, uint64_t last)
+/* The step of the best checkpoint, if it stays, by the newest sound one; 0: none. */
+static uint64_t best_step(const char *folder)
 {
-    char path[PATH_MAX];
     gr_diag diag;
     gr_checkpoint *checkpoint = NULL;
     uint64_t best = 0;
-    if (gr_checkpoint_path(folder, last, path, sizeof path, &diag) == GR_OK &&
-        gr_checkpoint_open(path, &checkpoint, &diag) == GR_OK) {
-        best = gr_checkpoint_info_of(checkpoint)->best.step;
+    if (gr_checkpoint_newest(folder, NULL, &checkpoint, &diag) == GR_OK) {
+        const gr_checkpoint_info *info = gr_checkpoint_info_of(checkpoint);
+        best = info->keeps_best ? info->best.step : 0;
     }
     gr_checkpoint_close(checkpoint);
     return best;
@@ -149,7 +148,7 @@ static int list(const checkpoint_options *options, const char *folder)
     if (!options->json) {
         printf("%10s  %8s  %-20s  %13s\n", "step", "epoch", "written", "size");
     }
-    uint64_t best = best_step(folder, steps[count - 1]);
+    uint64_t best = best_step(folder);
     for (int i = 0; i < count && status == GR_OK; i++) {
         char path[PATH_MAX];
         listed row = {.step = steps[i], .best = steps[i] == best};
@@ -211,6 +210,32 @@ static int verify(const gr_cli_line *line)
 
 /* ---- Which checkpoint is meant --------------------------------------------------------------- */
 
+/* The best checkpoint of the folder, by what its newest one knows. */
+static gr_status open_best(const char *folder, const gr_checkpoint_info *newest,
+                           gr_checkpoint **checkpoint_out, gr_diag *diag)
+{
+    char path[PATH_MAX];
+    unsigned long long step = newest->best.step;
+    if (step == 0) {
+        return gr_fail(diag, GR_E_INVALID, "%s has no best checkpoint: %s", folder,
+                       newest->keeps_best ? "what its job watches has had no value yet"
+                                          : "its job did not say checkpoint: {keep_best: true}");
+    }
+    gr_status status = gr_checkpoint_path(folder, newest->best.step, path, sizeof path, diag);
+    if (status != GR_OK || is_checkpoint(path)) {
+        return status == GR_OK ? gr_checkpoint_open(path, checkpoint_out, diag) : status;
+    }
+    return newest->keeps_best
+               ? gr_fail(diag, GR_E_INVALID,
+                         "the best checkpoint of %s, after step %llu, is gone: it was removed, or "
+                         "its writer died; leave out --best to take the newest",
+                         folder, step)
+               : gr_fail(diag, GR_E_INVALID,
+                         "%s has not kept its best checkpoint, after step %llu: its job did not "
+                         "say checkpoint: {keep_best: true}; leave out --best to take the newest",
+                         folder, step);
+}
+
 gr_status gr_cli_open_checkpoint(const char *path, bool best, gr_checkpoint **checkpoint_out,
                                  gr_diag *diag)
 {
@@ -224,17 +249,9 @@ gr_status gr_cli_open_checkpoint(const char *path, bool best, gr_checkpoint **ch
         *checkpoint_out = newest;
         return status;
     }
-    char chosen[PATH_MAX];
-    uint64_t step = gr_checkpoint_info_of(newest)->best.step;
+    status = open_best(path, gr_checkpoint_info_of(newest), checkpoint_out, diag);
     gr_checkpoint_close(newest);
-    if (step == 0) {
-        return gr_fail(diag, GR_E_INVALID,
-                       "%s has no best checkpoint: its job did not say checkpoint: {keep_best: "
-                       "true}",
-                       path);
-    }
-    status = gr_checkpoint_path(path, step, chosen, sizeof chosen, diag);
-    return status == GR_OK ? gr_checkpoint_open(chosen, checkpoint_out, diag) : status;
+    return status;
 }
 
 /* ---- diff ------------------------------------------------------------------------------------ */

@@ -359,7 +359,8 @@ static void begin_checkpoint(training_run *r, uint64_t step, bool goes_on)
                                .epoch = r->progress.epoch,
                                .total = r->progress.total,
                                .metric = job->metric,
-                               .best = r->progress.best};
+                               .best = r->progress.best,
+                               .keeps_best = job->checkpoint.keep_best};
     r->saved_ns = gr_now_ns();
     gr_saver_begin(r->trainer.saver, &info, r->residuals, goes_on);
 }

@@ -157,6 +157,42 @@ def test_keep_best_survives_retention_and_is_marked(gradus, job, tmp_path):
     assert sum(errors) / 200 == pytest.approx(end["best"], rel=1e-5)
 
 
+def test_best_that_is_not_kept_is_not_marked_and_named(gradus, job, tmp_path):
+    job("early_stopping: {metric: test_mae, patience: 4}\ncheckpoint: {every: 1 h}")
+    end, _ = train(gradus, 2)
+    assert steps_kept(tmp_path) == [end["steps"]] and end["best_step"] < end["steps"]
+    asked = gradus("checkpoint", "convert", "--best", "out/checkpoints", "best.safetensors")
+    assert asked.returncode == 2
+    assert asked.stderr == (
+        "gradus: out/checkpoints has not kept its best checkpoint, after step "
+        f"{end['best_step']}: its job did not say checkpoint: {{keep_best: true}}; leave out "
+        "--best to take the newest\n")
+    job("early_stopping: {metric: test_mae, patience: 4}\n"
+        f"checkpoint: {{every: {PER_EPOCH} steps, keep: 0}}", epochs=2)
+    last, _ = train(gradus, 2, "--output", "other")
+    assert last["best_step"] == last["steps"]  # it is there, and will go
+    rows = gradus("checkpoint", "ls", "other/checkpoints").stdout.splitlines()[1:]
+    assert rows and not any("the best" in row for row in rows)
+    taken = gradus("checkpoint", "convert", "--best", "other/checkpoints", "best.safetensors")
+    assert taken.returncode == 0 and f"after step {last['steps']}," in taken.stdout
+
+
+def test_best_is_marked_by_the_newest_sound_one(gradus, job, tmp_path):
+    job(STOP + "\n" + KEEP)
+    end, _ = train(gradus, 2)
+    newest = tmp_path / "out" / "checkpoints" / f"step-{end['steps']:09}"
+    manifest = (newest / "manifest.json").read_text()
+    (newest / "manifest.json").write_text("{")
+    rows = map(json.loads, gradus("checkpoint", "ls", "--json",
+                                  "out/checkpoints").stdout.splitlines())
+    assert [row["step"] for row in rows if row["best"]] == [end["best_step"]]
+    (newest / "manifest.json").write_text(manifest)
+    (newest.parent / f"step-{end['best_step']:09}").rename(tmp_path / "away")
+    asked = gradus("checkpoint", "convert", "--best", "out/checkpoints", "best.safetensors")
+    assert asked.returncode == 2
+    assert f"after step {end['best_step']}, is gone" in asked.stderr
+
+
 def test_keep_best_alone_writes_the_best_and_the_last(gradus, job, tmp_path):
     job("checkpoint: {keep_best: true, keep: 1}", epochs=20)
     end, epochs = train(gradus, 2)

@@ -169,9 +169,9 @@ static json_t *meter_json(const gr_meter *meter)
 
 static json_t *best_json(const gr_checkpoint_info *info)
 {
-    return json_pack("{s:s, s:o, s:I, s:I}", "metric", gr_metric_names[info->metric], "value",
+    return json_pack("{s:s, s:o, s:I, s:I, s:b}", "metric", gr_metric_names[info->metric], "value",
                      gr_json_number(info->best.value), "step", (json_int_t)info->best.step, "wait",
-                     (json_int_t)info->best.wait);
+                     (json_int_t)info->best.wait, "kept", info->keeps_best);
 }
 
 static json_t *manifest_json(const gr_checkpoint_info *info, const gr_fingerprint *fingerprint,
@@ -337,6 +337,7 @@ static gr_status get_best(const gr_node *root, gr_checkpoint_info *info, gr_diag
     int64_t step = 0;
     info->metric = -1;
     info->best = (gr_best){.value = (double)NAN};
+    info->keeps_best = false;
     if (map == NULL) {
         return GR_OK;
     }
@@ -349,6 +350,11 @@ static gr_status get_best(const gr_node *root, gr_checkpoint_info *info, gr_diag
     }
     if (status == GR_OK) {
         status = get_int(map, "wait", COUNT_MAX, &info->best.wait, diag);
+    }
+    const gr_node *kept = gr_node_get(map, "kept");
+    info->keeps_best = true; /* earlier versions do not say */
+    if (status == GR_OK && kept != NULL) {
+        status = gr_node_bool(kept, &info->keeps_best, diag);
     }
     info->best.step = (uint64_t)step;
     for (int i = 0; status == GR_OK && gr_metric_names[i] != NULL; i++) {

@@ -38,6 +38,7 @@ typedef struct gr_checkpoint_info {
     gr_meter epoch, total; /* since the last report; of the whole epochs */
     int metric;            /* that the job watches: a gr_metric; -1: none */
     gr_best best;
+    bool keeps_best; /* its checkpoint stays, whatever its age */
 } gr_checkpoint_info;
 
 /* Its tensors: flat vectors in the model's layout. */
