@@ -33,30 +33,33 @@ static gr_status print_json(const gr_eval_result *result, gr_diag *diag)
     return gr_cli_print_json(object, diag);
 }
 
+static gr_status print(const eval_options *options, const gr_eval_result *result, gr_diag *diag)
+{
+    if (options->json) {
+        return print_json(result, diag);
+    }
+    gr_evaluation_print(&result->evaluation, stdout);
+    printf("weights SHA-256 %s\n", result->weights_sha256);
+    return GR_OK;
+}
+
 static int evaluate(const gr_cli_line *line)
 {
-    const eval_options *options = line->options;
-    const gr_job_overrides overrides = {.run = {.workers = 1}};
+    const gr_job_overrides overrides = {.writes_nothing = true, .run = {.workers = 1}};
     gr_diag diag = {0};
     gr_job *job;
+    gr_eval_result result;
     gr_status status = gr_job_open(line->words[0], &overrides, &job, &diag);
     if (status != GR_OK) {
         return gr_cli_refuse(status, &diag);
     }
-    gr_eval_result result;
     status = gr_eval_run(job, line->words[1], &result, &diag);
-    if (status == GR_OK && options->json) {
-        status = print_json(&result, &diag);
-    } else if (status == GR_OK) {
-        gr_evaluation_print(&result.evaluation, stdout);
-        printf("weights SHA-256 %s\n", result.weights_sha256);
-    }
+    /* GR_E_IO: what was given cannot be read. */
+    bool input = status == GR_E_INVALID || status == GR_E_NOT_FOUND || status == GR_E_IO;
+    status = status == GR_OK ? print(line->options, &result, &diag) : status;
     gr_job_close(job);
-    if (status != GR_OK) {
-        bool input = status == GR_E_INVALID || status == GR_E_NOT_FOUND;
-        return gr_cli_fail(input ? GR_EXIT_INPUT : GR_EXIT_FAILED, &diag);
-    }
-    return gr_cli_flush();
+    return status == GR_OK ? gr_cli_flush()
+                           : gr_cli_fail(input ? GR_EXIT_INPUT : GR_EXIT_FAILED, &diag);
 }
 
 static void print_usage(void)

@@ -255,7 +255,7 @@ static void check_job(gr_problems *p, const json_t *spec, const json_t *worker, 
     gr_status status =
         text != NULL ? gr_job_parse_document(text, strlen(text), &job, &diag) : GR_E_NO_MEMORY;
     if (status == GR_OK) {
-        job->is_of_others = true;
+        job->writes_nothing = true;
         status = gr_job_resolve(job, &diag);
     }
     if (status == GR_OK && job->strategy->needs_servers && !has_servers) {

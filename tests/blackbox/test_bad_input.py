@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import struct
 
 import pytest
@@ -289,12 +290,23 @@ def test_a_dry_run_prints_and_starts_nothing(gradus, job):
     assert not (gradus.folder / "out" / "model.safetensors").exists()
 
 
+def test_eval_needs_no_folder_that_can_be_written(gradus, job):
+    assert gradus("run", "-np", 1, job()).returncode == 0
+    path = job(("output: out", "output: file/out"))
+    (gradus.folder / "file").write_text("in the way")
+    done = gradus("eval", path, "out/model.safetensors")
+    assert done.returncode == 0, done.stderr
+
+
 def test_weights_that_do_not_fit(gradus, job):
     path = job()
     expect_refused(gradus("eval", path, "absent.safetensors"), "absent.safetensors")
     assert gradus("run", "-np", 1, path).returncode == 0
     weights = gradus.folder / "out" / "model.safetensors"
     assert gradus("eval", path, weights).returncode == 0
+    with socket.socket(socket.AF_UNIX) as unreadable:
+        unreadable.bind(str(gradus.folder / "socket"))
+        expect_refused(gradus("eval", path, "socket"), "cannot open socket")
     whole = weights.read_bytes()
     (gradus.folder / "cut").write_bytes(whole[:-1])
     expect_refused(gradus("eval", path, "cut"), "cut")

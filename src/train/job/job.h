@@ -124,8 +124,8 @@ typedef struct gr_job {
     gr_checkpoint_config checkpoint;
     gr_early_stopping_config early_stopping;
     gr_job_run run;
-    bool is_of_others; /* it runs on other hosts: whether its folders can be written is theirs to
-                        * say. To be set before gr_job_resolve */
+    bool writes_nothing; /* whether its folders can be written does not matter here: it runs on
+                          * other hosts, or is only looked at. To be set before gr_job_resolve */
 
     /* Resolved. */
     int workers;     /* at the start ... */
@@ -152,6 +152,7 @@ typedef struct gr_job {
 
 /* What the command line says over the file. */
 typedef struct gr_job_overrides {
+    bool writes_nothing;                          /* it is only looked at: see gr_job */
     gr_job_run run;                               /* -np, --max-workers, ... */
     const char *link;                             /* --link; NULL */
     const char *output;                           /* --output; NULL */

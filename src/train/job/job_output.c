@@ -139,7 +139,7 @@ gr_status gr_job_resolve_output(gr_job *job, gr_diag *diag)
     if (checkpoint->to == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory for the job", job->path);
     }
-    if (job->is_of_others) {
+    if (job->writes_nothing) {
         return GR_OK;
     }
     gr_status status = check_output("output", job->config.output,

@@ -124,6 +124,7 @@ static gr_status parse(gr_job *job, const gr_job_overrides *overrides, gr_diag *
         status = set_link(job, overrides->link, diag);
     }
     job->run = overrides->run;
+    job->writes_nothing = overrides->writes_nothing;
     override(&job->config.output, overrides->output);
     override(&job->checkpoint.every, overrides->checkpoint_every);
     override(&job->checkpoint.to, overrides->checkpoint_to);
