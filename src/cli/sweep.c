@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /* `gradus sweep`: a job file once for each combination of values, one after the other. Each run is
- * a `gradus run` of its own, with an output folder of its own. */
+ * a `gradus run` of its own, with an output folder of its own. Asked to end, the sweep asks its run
+ * to, and ends behind it with the table of what has been done. */
 
 #include "base/fail.h"
 #include "base/file.h"
 #include "base/text.h"
 #include "cli/cli.h"
 #include "launch/launch.h"
+#include "launch/signals.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -18,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -26,6 +29,7 @@ enum {
     RUNS_MAX = 1000,
     WORDS_MAX = 12 + 2 * AXES_MAX,
     METRICS_BYTES_MAX = 64 << 20,
+    POLL_MS = 100, /* where a kernel has no descriptors of processes */
     NOT_STARTED = 127
 };
 
@@ -88,6 +92,9 @@ typedef struct sweep {
     sweep_axis axes[AXES_MAX];
     int axis_count, run_count;
     sweep_run *runs;
+    sigset_t mask;   /* of the process before it held signals: that of the runs */
+    int signals;     /* the descriptor of held ones; -1: none is held */
+    int stop_signal; /* that has asked to end; 0: none */
 } sweep;
 
 /* ---- Which runs ------------------------------------------------------------------------------ */
@@ -170,25 +177,51 @@ static gr_status list_runs(sweep *s, gr_diag *diag)
 
 /* ---- One run --------------------------------------------------------------------------------- */
 
+/* In a group of its own: Ctrl-C is for the sweep, which asks the run to end. */
+static void become_run(const char *const *words, const char *out, pid_t launcher)
+{
+    (void)prctl(PR_SET_PDEATHSIG, SIGTERM, 0L, 0L, 0L); /* it ends in order */
+    int fd = open(out != NULL ? out : "/dev/null", O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    if (getppid() != launcher || fd < 0 || dup2(fd, STDOUT_FILENO) < 0 ||
+        (out != NULL && (dup2(fd, STDERR_FILENO) < 0 || setpgid(0, 0) != 0))) {
+        _exit(NOT_STARTED);
+    }
+    execv("/proc/self/exe", (char *const *)(uintptr_t)words);
+    _exit(NOT_STARTED);
+}
+
+/* Until the run has ended, to which a request to end is passed on. */
+static int wait_for_run(sweep *s, pid_t pid)
+{
+    int status = 0, fd = (int)syscall(SYS_pidfd_open, pid, 0);
+    pid_t ended;
+    while ((ended = waitpid(pid, &status, s->signals >= 0 ? WNOHANG : 0)) == 0 ||
+           (ended < 0 && errno == EINTR)) {
+        gr_signals_sleep(fd, fd >= 0 ? -1 : POLL_MS);
+        int number = gr_signals_take(s->signals);
+        if (number != 0) {
+            s->stop_signal = number;
+            (void)kill(pid, SIGTERM);
+        }
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return ended < 0           ? NOT_STARTED
+           : WIFEXITED(status) ? WEXITSTATUS(status)
+                               : 128 + WTERMSIG(status);
+}
+
 /* `out`: NULL: stdout is dropped and stderr is ours. */
-static int start_and_wait(const char *const *words, const char *out)
+static int start_and_wait(sweep *s, const char *const *words, const char *out)
 {
     fflush(NULL);
     pid_t launcher = getpid(), pid = fork();
     if (pid == 0) {
-        (void)prctl(PR_SET_PDEATHSIG, SIGTERM, 0L, 0L, 0L); /* it ends in order */
-        int fd = open(out != NULL ? out : "/dev/null", O_WRONLY | O_CREAT | O_TRUNC, 0666);
-        if (getppid() != launcher || fd < 0 || dup2(fd, STDOUT_FILENO) < 0 ||
-            (out != NULL && dup2(fd, STDERR_FILENO) < 0)) {
-            _exit(NOT_STARTED);
-        }
-        execv("/proc/self/exe", (char *const *)(uintptr_t)words);
-        _exit(NOT_STARTED);
+        (void)sigprocmask(SIG_SETMASK, &s->mask, NULL);
+        become_run(words, out, launcher);
     }
-    int status = 0;
-    while (pid > 0 && waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-    }
-    return pid < 0 ? NOT_STARTED : WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    return pid < 0 ? NOT_STARTED : wait_for_run(s, pid);
 }
 
 static void run_words(const sweep *s, const sweep_run *run, bool dry,
@@ -255,7 +288,7 @@ static int do_run(sweep *s, int number, gr_diag *diag)
     }
     snprintf(log, sizeof log, "%s/log.txt", run->folder);
     run_words(s, run, false, words);
-    run->code = start_and_wait(words, log);
+    run->code = start_and_wait(s, words, log);
     if (run->code == GR_EXIT_DONE) {
         read_result(run);
     }
@@ -313,7 +346,9 @@ static gr_status print_json(const sweep *s, const sweep_run *run, gr_diag *diag)
 
 static void print_row(const sweep *s, const sweep_run *run)
 {
-    if (run->code != GR_EXIT_DONE) {
+    if (run->code == GR_EXIT_RESUME) {
+        printf("%9s  %9s  %9s  %8s", "stopped", "", "", "");
+    } else if (run->code != GR_EXIT_DONE) {
         printf("%9s  %9s  %9s  %8s", "failed", "", "", "");
     } else if (isnan(run->test_accuracy)) {
         printf("%9s  %9.4f  %9.4f  %8.1f", "", run->test_loss, run->loss, run->seconds);
@@ -350,43 +385,71 @@ static gr_status print_table(sweep *s, gr_diag *diag)
 
 /* ---- The verb -------------------------------------------------------------------------------- */
 
+/* Which runs there are; whatever is wrong is said before any starts. */
+static int prepare(sweep *s, gr_diag *diag)
+{
+    gr_status status = s->options->set != NULL
+                           ? GR_OK
+                           : gr_fail(diag, GR_E_INVALID,
+                                     "sweep: say which values to try, --set "
+                                     "optimizer.learning_rate=0.1,0.01 for example");
+    for (size_t i = 0; status == GR_OK && s->options->set[i] != NULL; i++) {
+        status = read_axis(s, s->options->set[i], diag);
+    }
+    if (status == GR_OK) {
+        status = list_runs(s, diag);
+    }
+    if (status != GR_OK) {
+        return gr_cli_refuse(status, diag);
+    }
+    int code = GR_EXIT_DONE;
+    for (int i = 0; i < s->run_count && code == GR_EXIT_DONE; i++) {
+        const char *words[WORDS_MAX];
+        run_words(s, &s->runs[i], true, words);
+        code = start_and_wait(s, words, NULL);
+    }
+    return code;
+}
+
+/* Between two runs, too. */
+static bool is_asked_to_end(sweep *s)
+{
+    int number = s->stop_signal != 0 ? s->stop_signal : gr_signals_take(s->signals);
+    s->stop_signal = number;
+    return number != 0;
+}
+
 static int work(const gr_cli_line *line)
 {
     sweep s = {.options = line->options, .job = line->words[0], .arena = line->arena};
     gr_diag diag = {0};
-    gr_status status = s.options->set != NULL
-                           ? GR_OK
-                           : gr_fail(&diag, GR_E_INVALID,
-                                     "sweep: say which values to try, --set "
-                                     "optimizer.learning_rate=0.1,0.01 for example");
-    for (size_t i = 0; status == GR_OK && s.options->set[i] != NULL; i++) {
-        status = read_axis(&s, s.options->set[i], &diag);
+    (void)sigprocmask(SIG_SETMASK, NULL, &s.mask);
+    s.signals = -1;
+    int failed = GR_EXIT_DONE, code = prepare(&s, &diag), begun = 0;
+    if (code != GR_EXIT_DONE) {
+        return code;
     }
-    if (status == GR_OK) {
-        status = list_runs(&s, &diag);
+    gr_signals_hold(NULL);
+    s.signals = gr_signals_open();
+    if (s.signals < 0) {
+        (void)sigprocmask(SIG_SETMASK, &s.mask, NULL); /* they end it at once, as before */
     }
-    if (status != GR_OK) {
-        return gr_cli_refuse(status, &diag);
-    }
-    for (int i = 0; i < s.run_count; i++) { /* whatever is wrong is said before any starts */
-        const char *words[WORDS_MAX];
-        run_words(&s, &s.runs[i], true, words);
-        int code = start_and_wait(words, NULL);
-        if (code != GR_EXIT_DONE) {
-            return code;
-        }
-    }
-    int failed = GR_EXIT_DONE, code = GR_EXIT_DONE;
-    for (int i = 0; i < s.run_count && code != GR_EXIT_RESUME; i++) {
-        code = do_run(&s, i, &diag);
-        if (s.runs[i].code < 0) {
+    while (begun < s.run_count && code != GR_EXIT_RESUME && !is_asked_to_end(&s)) {
+        code = do_run(&s, begun, &diag);
+        if (s.runs[begun++].code < 0) {
             return gr_cli_fail(code, &diag);
         }
         failed = code == GR_EXIT_DONE ? failed : GR_EXIT_FAILED;
     }
-    status = print_table(&s, &diag);
+    bool ends = code == GR_EXIT_RESUME ||
+                (s.stop_signal != 0 && (begun < s.run_count || code != GR_EXIT_DONE));
+    if (ends && begun < s.run_count) {
+        fprintf(stderr, "gradus: asked to end: %d of %d runs were not begun\n", s.run_count - begun,
+                s.run_count);
+    }
+    gr_status status = print_table(&s, &diag);
     int written = status == GR_OK ? gr_cli_flush() : gr_cli_fail(GR_EXIT_FAILED, &diag);
-    return code == GR_EXIT_RESUME ? code : failed != GR_EXIT_DONE ? failed : written;
+    return ends ? GR_EXIT_RESUME : failed != GR_EXIT_DONE ? failed : written;
 }
 
 static void print_usage(void)
@@ -394,6 +457,7 @@ static void print_usage(void)
     puts("usage: gradus sweep job.yaml --set KEY=A,B,... [--set ...] [flags]\n\n"
          "Trains the job once for each combination of the values, one after the other, and lists\n"
          "the runs, the best first: by test accuracy, else by test loss, else by loss.\n"
+         "Ctrl-C or SIGTERM ends the run that is going on, and the sweep behind it.\n"
          "Exit code: 0 all runs ended well, 1 one failed, 2 what was given is wrong and nothing\n"
          "was started, 75 ended on request.\n");
 }

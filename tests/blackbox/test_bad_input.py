@@ -10,7 +10,7 @@ import socket
 import struct
 
 import pytest
-from conftest import TIMEOUT_S, read_lines
+from conftest import TIMEOUT_S, read_lines, wait_until
 
 JOB = """\
 name: tiny
@@ -175,6 +175,24 @@ def test_sweep_of_which_one_run_fails_goes_on_and_says_so(gradus, job, tmp_path)
     assert "model.safetensors" in (tmp_path / "out/sweep/run-001/log.txt").read_text()
     rows = done.stdout.splitlines()[1:]
     assert "run-002" in rows[0] and "failed" in rows[1] and len(rows) == 2, done
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_sweep_that_is_asked_to_end_lists_what_it_has_done(gradus, job, tmp_path, number):
+    sweep = gradus.start("sweep", job(), "-np", 1, "--set", "epochs=1,1000000,2")
+    going = tmp_path / "out/sweep/run-002/metrics.jsonl"
+    wait_until(lambda: going.exists() and '"epoch"' in going.read_text(), "the second run")
+    sweep.send_signal(number)
+    table, says = sweep.communicate(timeout=TIMEOUT_S)
+    assert sweep.returncode == 75, (table, says)
+    rows = table.splitlines()[1:]
+    assert len(rows) == 2 and "run-001  epochs=1" in rows[0] and " % " in rows[0], table
+    assert rows[1].split() == ["stopped", "out/sweep/run-002", "epochs=1000000"]
+    assert "gradus: run 2 of 3: epochs=1000000; ended with 75" in says
+    assert "gradus: asked to end: 1 of 3 runs were not begun\n" in says
+    assert list((tmp_path / "out/sweep/run-002/checkpoints").glob("step-*"))
+    assert not (tmp_path / "out/sweep/run-003").exists()
+    gradus.wait_for_nothing()
 
 
 def test_set_is_for_job_files(gradus):
