@@ -178,6 +178,12 @@ gr_status gr_not_finite_fail(gr_trainer *trainer, uint64_t step, int64_t key, co
     if (status == GR_OK && key == INT64_MAX) {
         status = look_again(t, step, &key, diag);
     }
+    if (gr_fault_of_peer(status)) {
+        /* No other generation repeats the step: a part of the weights may be new by now. */
+        return gr_fail(diag, GR_E_NOT_FINITE,
+                       "step %llu: %s, and a rank was lost before it was known where first; %s",
+                       number, what, remedy);
+    }
     if (status != GR_OK) {
         return status;
     }

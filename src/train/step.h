@@ -139,8 +139,9 @@ gr_status gr_not_finite_agree(gr_trainer *trainer, int64_t *key, gr_diag *diag) 
 /* It was in this shard, and nobody knows where. */
 int64_t gr_not_finite_unknown(int shard);
 
-/* Agree with the other ranks and fill `diag`; always a failure. `key` is this rank's, `sum` the
- * reduced step vector, of which element `at` is not finite. Collective. */
+/* Agree with the other ranks and fill `diag`; always a failure, and none of a peer, for the step
+ * must not be repeated. `key` is this rank's, `sum` the reduced step vector, of which element `at`
+ * is not finite. Collective. */
 gr_status gr_not_finite_fail(gr_trainer *trainer, uint64_t step, int64_t key, const float *sum,
                              size_t at, gr_diag *diag);
 
