@@ -5,11 +5,13 @@
 #include "base/file.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum {
     LINE_BYTES_MAX = 64 << 10, /* a longer line is none of ours */
@@ -185,65 +187,51 @@ static bool is_before(const char *line, size_t bytes, uint64_t step, uint64_t ep
     return before;
 }
 
-/* The lines of an old file that go into a new one, through a buffer: a training that lasts for
+/* The lines of an old file that go into a new one, one after the other: a training that lasts for
  * months writes more than the memory holds. */
 typedef struct metrics_cut {
     const char *path;
     FILE *old;
     uint64_t step, epochs;
     gr_metrics_reported *reported;
-    bool within;             /* of a line that is too long, and is left out */
-    char in[LINE_BYTES_MAX]; /* from the beginning of a line */
-    size_t in_bytes;
-    char out[LINE_BYTES_MAX];
-    size_t out_bytes;
+    char line[LINE_BYTES_MAX];
 } metrics_cut;
 
-static gr_status flush(metrics_cut *cut, int fd, gr_diag *diag)
+/* Returns 0 or errno. */
+static int copy_kept(metrics_cut *cut, FILE *out)
 {
-    int error = gr_fd_write(fd, cut->out, cut->out_bytes);
-    cut->out_bytes = 0;
-    return error == 0 ? GR_OK : gr_fail_errno(diag, "write", cut->path, error);
-}
-
-static gr_status take_line(metrics_cut *cut, const char *line, size_t bytes, int fd, gr_diag *diag)
-{
-    gr_status status = GR_OK;
-    if (!cut->within && is_before(line, bytes, cut->step, cut->epochs, cut->reported)) {
-        if (cut->out_bytes + bytes > sizeof cut->out) {
-            status = flush(cut, fd, diag);
+    size_t bytes = 0; /* of the line so far; one that is too long is left out */
+    for (int c = getc_unlocked(cut->old); c != EOF; c = getc_unlocked(cut->old)) {
+        if (bytes < sizeof cut->line) {
+            cut->line[bytes] = (char)c;
         }
-        memcpy(cut->out + cut->out_bytes, line, bytes);
-        cut->out_bytes += bytes;
+        bytes += bytes <= sizeof cut->line;
+        if (c != '\n') {
+            continue;
+        }
+        if (bytes <= sizeof cut->line &&
+            is_before(cut->line, bytes, cut->step, cut->epochs, cut->reported) &&
+            fwrite(cut->line, 1, bytes, out) != bytes) {
+            return errno;
+        }
+        bytes = 0;
     }
-    cut->within = false;
-    return status;
+    return ferror(cut->old) ? errno : 0;
 }
 
 static gr_status write_kept(void *arg, int fd, gr_diag *diag)
 {
     metrics_cut *cut = arg;
-    gr_status status = GR_OK;
-    size_t got;
-    do {
-        got = fread(cut->in + cut->in_bytes, 1, sizeof cut->in - cut->in_bytes, cut->old);
-        cut->in_bytes += got;
-        const char *line = cut->in, *end = cut->in + cut->in_bytes, *newline;
-        while (status == GR_OK && (newline = memchr(line, '\n', (size_t)(end - line))) != NULL) {
-            status = take_line(cut, line, (size_t)(newline - line) + 1, fd, diag);
-            line = newline + 1;
-        }
-        cut->in_bytes = (size_t)(end - line);
-        memmove(cut->in, line, cut->in_bytes);
-        if (cut->in_bytes == sizeof cut->in) {
-            cut->within = true;
-            cut->in_bytes = 0;
-        }
-    } while (status == GR_OK && got > 0);
-    if (status == GR_OK && ferror(cut->old)) {
-        status = gr_fail_errno(diag, "read", cut->path, errno);
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    FILE *out = own >= 0 ? fdopen(own, "w") : NULL;
+    int error = out != NULL ? copy_kept(cut, out) : errno;
+    if (out == NULL && own >= 0) {
+        close(own);
     }
-    return status == GR_OK ? flush(cut, fd, diag) : status;
+    if (out != NULL && fclose(out) != 0 && error == 0) {
+        error = errno;
+    }
+    return error == 0 ? GR_OK : gr_fail_errno(diag, "copy", cut->path, error);
 }
 
 gr_status gr_metrics_cut(const char *path, uint64_t step, uint64_t epochs,
