@@ -40,8 +40,7 @@ static gr_status prepare(alone *a, const char *path, gr_diag *diag)
                                .shard_count = 1,
                                .total_steps = job->total_steps,
                                .micro_batches = 1,
-                               .depth = 2,
-                               .cpu = -1};
+                               .depth = 2};
     status = gr_model_create(&config, &a->model, diag);
     if (status == GR_OK) {
         status = gr_optimizer_create(&job->optimizer, a->model, &a->optimizer, diag);

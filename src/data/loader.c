@@ -7,7 +7,6 @@
 
 #include <inttypes.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -110,13 +109,6 @@ static void *loader_main(void *arg)
 {
     gr_loader *loader = arg;
     const gr_loader_config *config = &loader->config;
-    if (config->cpu >= 0 && config->cpu < CPU_SETSIZE) {
-        cpu_set_t cpus;
-        CPU_ZERO(&cpus);
-        CPU_SET((size_t)config->cpu, &cpus);
-        /* A wish only: where it is refused the thread runs elsewhere, no worse off. */
-        (void)pthread_setaffinity_np(pthread_self(), sizeof cpus, &cpus);
-    }
     gr_diag diag;
     gr_diag_clear(&diag);
     gr_status status = GR_OK;

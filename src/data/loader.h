@@ -16,7 +16,6 @@ typedef struct gr_loader_config {
     uint64_t total_steps;
     int micro_batches; /* a shard's part is given out in so many pieces (gradient accumulation) */
     int depth;         /* batches read ahead */
-    int cpu;           /* core for the thread, -1: any */
 } gr_loader_config;
 
 typedef struct gr_loaded {

@@ -149,8 +149,7 @@ gr_status gr_trainer_load(gr_trainer *t, uint64_t first_step, uint64_t total_ste
                                .total_steps = total_steps,
                                .micro_batches = (int)t->job->config.micro_batches,
                                .depth =
-                                   batches > GR_READ_AHEAD_MAX ? GR_READ_AHEAD_MAX : (int)batches,
-                               .cpu = -1};
+                                   batches > GR_READ_AHEAD_MAX ? GR_READ_AHEAD_MAX : (int)batches};
     return gr_loader_start(&config, loader_out, diag);
 }
 

@@ -73,8 +73,7 @@ static gr_loader_config loader_config(const gr_dataset *dataset)
                               .shard_count = SHARDS,
                               .total_steps = 20,
                               .micro_batches = 2,
-                              .depth = 3,
-                              .cpu = -1};
+                              .depth = 3};
 }
 
 /* Batches come in order, hold the samples that the order says, and are the same whoever reads
@@ -87,7 +86,6 @@ static void check_batches(const gr_dataset *dataset, int first, int count, int m
     config.micro_batches = micros;
     config.depth = depth;
     config.first_step = 4;
-    config.cpu = depth == 1 ? 0 : -1;
     gr_loader *loader;
     gr_diag diag;
     assert_int_equal(gr_loader_start(&config, &loader, &diag), GR_OK);

@@ -87,8 +87,7 @@ static gr_status use(const gr_data_config *config, uint64_t memory_max, gr_diag 
                                 .shard_count = 1,
                                 .total_steps = 3,
                                 .micro_batches = 1,
-                                .depth = 2,
-                                .cpu = -1};
+                                .depth = 2};
     gr_loader *loader;
     gr_loaded loaded;
     status = gr_loader_start(&loading, &loader, diag);
