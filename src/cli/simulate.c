@@ -498,7 +498,7 @@ static gr_status simulate_hosts(const gr_simulate_options *options, const gr_clu
     if (status != GR_OK) {
         return status;
     }
-    const gr_simulated_step result = gr_simulate_step_with(&step, &allreduce);
+    const gr_simulated_step result = gr_simulate_step(&step, &allreduce);
     return gr_simulate_print_step(options->json, cluster,
                                   allreduce.algorithm ? allreduce.algorithm->name : "-", &result,
                                   diag);

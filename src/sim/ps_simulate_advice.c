@@ -11,14 +11,14 @@ gr_simulated_step gr_ps_sim_allreduce(const gr_ps_sim *sim, const gr_simulated_b
     gr_training_step step = sim->step;
     step.forward_us *= slowest;
     step.backward_us *= slowest;
-    return gr_simulate_step_with(&step, allreduce);
+    return gr_simulate_step(&step, allreduce);
 }
 
 gr_simulated_step gr_ps_sim_local(const gr_ps_sim *sim, int64_t every,
                                   const gr_simulated_buckets *allreduce)
 {
     const gr_training_step *step = &sim->step;
-    gr_simulated_step local = gr_simulate_step_with(step, allreduce);
+    gr_simulated_step local = gr_simulate_step(step, allreduce);
     local.compute_us =
         (step->forward_us + step->backward_us) * gr_ps_sim_slowest(sim, every) + step->update_us;
     local.allreduce_us /= (double)every;

@@ -349,24 +349,8 @@ static int64_t rest_of(const gr_training_step *step)
     return bucket > 0 ? step->gradient_bytes % bucket : 0;
 }
 
-static gr_status run_buckets(const gr_training_step *step, gr_simulator *allreduce,
-                             gr_simulated_buckets *out, gr_diag *diag)
-{
-    int64_t bucket = bucket_of(step), rest = rest_of(step);
-    gr_status status = GR_OK;
-    *out = (gr_simulated_buckets){.algorithm = NULL};
-    if (allreduce && bucket > 0) {
-        out->algorithm = allreduce->algorithm;
-        status = gr_simulator_run(allreduce, (size_t)bucket, &out->full, diag);
-    }
-    if (status == GR_OK && allreduce && rest > 0) {
-        status = gr_simulator_run(allreduce, (size_t)rest, &out->rest, diag);
-    }
-    return status;
-}
-
-gr_simulated_step gr_simulate_step_with(const gr_training_step *step,
-                                        const gr_simulated_buckets *buckets)
+gr_simulated_step gr_simulate_step(const gr_training_step *step,
+                                   const gr_simulated_buckets *buckets)
 {
     int64_t bytes = step->gradient_bytes, bucket = bucket_of(step);
     int64_t full = bucket > 0 ? bytes / bucket : 0;
@@ -392,17 +376,6 @@ gr_simulated_step gr_simulate_step_with(const gr_training_step *step,
         .error = whole->error > last->error ? whole->error : last->error,
         .extrapolated = whole->extrapolated || last->extrapolated,
     };
-}
-
-gr_status gr_simulate_step(const gr_training_step *step, gr_simulator *allreduce,
-                           gr_simulated_step *simulated_out, gr_diag *diag)
-{
-    gr_simulated_buckets buckets;
-    gr_status status = run_buckets(step, allreduce, &buckets, diag);
-    if (status == GR_OK) {
-        *simulated_out = gr_simulate_step_with(step, &buckets);
-    }
-    return status;
 }
 
 /* ---- The fastest allreduce ------------------------------------------------------------------- */

@@ -84,10 +84,6 @@ typedef struct gr_simulated_step {
     bool extrapolated;
 } gr_simulated_step;
 
-/* For tests: a step with this allreduce; NULL: a world of one rank. */
-gr_status gr_simulate_step(const gr_training_step *step, gr_simulator *allreduce,
-                           gr_simulated_step *simulated_out, gr_diag *diag) GR_MUST_CHECK;
-
 /* The allreduces of a step, whatever it computes. */
 typedef struct gr_simulated_buckets {
     const gr_algorithm *algorithm; /* NULL: a world of one rank has none */
@@ -100,7 +96,7 @@ typedef struct gr_simulated_buckets {
 gr_status gr_simulate_buckets(const gr_training_step *step, const gr_cluster *cluster,
                               const char *name, bool exact, gr_simulated_buckets *buckets_out,
                               gr_diag *diag) GR_MUST_CHECK;
-gr_simulated_step gr_simulate_step_with(const gr_training_step *step,
-                                        const gr_simulated_buckets *buckets);
+gr_simulated_step gr_simulate_step(const gr_training_step *step,
+                                   const gr_simulated_buckets *buckets);
 
 #endif
