@@ -15,7 +15,8 @@ typedef struct gr_training_progress {
     uint64_t epochs;       /* ended: evaluated, and reported */
     uint64_t first_step;   /* done before this run began */
     double seconds_before; /* that they took */
-    gr_meter epoch, total; /* of the running epoch, and of those that have ended */
+    gr_meter epoch;        /* of the running epoch, or of the one in which the job ends */
+    gr_meter total;        /* of the whole epochs before */
     double last_loss;
     gr_best best;             /* of the metric that the job watches */
     uint64_t run;             /* the same in all that have been in a generation; 0: not yet */

@@ -35,7 +35,7 @@ typedef struct gr_checkpoint_info {
     int64_t time_s;        /* of writing, since 1970 */
     double seconds;        /* of training so far */
     double last_loss;      /* of the last whole epoch; NaN: there was none */
-    gr_meter epoch, total; /* since the last report; of the whole epochs */
+    gr_meter epoch, total; /* of the epoch that it lies in; of the whole ones before */
     int metric;            /* that the job watches: a gr_metric; -1: none */
     gr_best best;
     bool keeps_best; /* its checkpoint stays, whatever its age */
