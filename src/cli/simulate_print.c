@@ -116,10 +116,11 @@ static void print_choice(const gr_simulate_size *size)
     }
     if (best != NULL && chosen != NULL &&
         chosen->result.time_us > worth_saying * best->result.time_us) {
-        printf(
-            "%10s  a job chooses %s here: %.1f us; GRADUS_ALGORITHM=%s=%s makes it the fastest\n",
-            "", chosen->algorithm->name, chosen->result.time_us,
-            gr_coll_name(best->algorithm->coll), best->algorithm->name);
+        printf("%10s  a job chooses %s here: %.1f us; %sGRADUS_ALGORITHM=%s=%s makes it the "
+               "fastest\n",
+               "", chosen->algorithm->name, chosen->result.time_us,
+               best->algorithm->canonical ? "" : "GRADUS_EXACT=0 ",
+               gr_coll_name(best->algorithm->coll), best->algorithm->name);
     }
 }
 
