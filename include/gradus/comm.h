@@ -122,7 +122,8 @@ typedef struct gr_comm_config {
     const char *link;        /* "auto", "shm", "tcp"; must agree on all ranks */
     const char *host;        /* ranks with the same name share memory; NULL: found out */
     int inexact;             /* 1: sums may be added in any order, whatever is fastest */
-    gr_log_level log_level;  /* GR_LOG_OFF: as GRADUS_LOG says, which is off by default */
+    gr_log_level log_level;  /* GR_LOG_OFF: as GRADUS_LOG says; without it warnings in a worker of
+                                `gradus run`, else nothing */
     gr_log_sink *log;        /* receives the log; NULL: stderr */
     void *log_arg;
     const char *const *settings; /* more settings, as the reference page lists them, each a text

@@ -12,7 +12,7 @@ from conftest import SOURCE, write_digits
 PAGES = [SOURCE / "README.md", SOURCE / "CONTRIBUTING.md", *sorted((SOURCE / "docs").glob("*.md"))]
 # Of cmake, ctest, pkg-config, py-spy, torchrun, sbatch.
 OTHERS_FLAGS = {"--install", "--preset", "--build", "--test-dir", "--cflags", "--libs", "--static",
-                "--no-build-isolation", "--no-deps", "--server-side",
+                "--no-build-isolation", "--system-site-packages", "--no-deps", "--server-side",
                 "--pid", "--monitor_interval", "--nproc-per-node", "--no-python", "--nodes",
                 "--ntasks", "--open-mode", "--requeue", "--signal", "--from-file"}
 
