@@ -5,11 +5,11 @@ one."""
 import copy
 import functools
 import logging
-import sys
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ._engine import HorovodInternalError, HostsUpdatedInterrupt
 from ._objects import any_of
+from ._process import WorkerExit
 from ._world import rank, world
 from .errors import CancelledError, Error, UnsupportedError
 
@@ -146,9 +146,9 @@ def _renew(cause: Exception) -> None:
     try:
         world.renew()
     except CancelledError:
-        sys.exit(0)  # this worker is not needed any more
+        raise WorkerExit(0) from None  # this worker is not needed any more
     except UnsupportedError as error:
         raise cause from error
     except Error as error:
         _log.error("the job cannot go on here: %s", error)
-        sys.exit(_LOST_PEERS)
+        raise WorkerExit(_LOST_PEERS) from error

@@ -27,6 +27,10 @@ _REPORT = re.compile(f"(?:{_RANK})?([^\\n]*?){_MARK}(\\{{.*\\}})\\n")
 _REPEATED = r"\s*\?gradus \{.*"
 
 
+class WorkerExit(SystemExit):
+    """The job goes on, or ends, without this worker: it ends with this code and has no result."""
+
+
 def report(**values: Any) -> None:
     """A worker says it to the program that has started the job. One write, so that it is one line
     whatever other threads write."""

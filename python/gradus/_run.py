@@ -416,6 +416,8 @@ def _worker(how: str) -> int:
             raise InvalidError(f"the result, a {type(value).__name__}, cannot be pickled: {error}",
                                rank=rank) from error
         result = {"ok": True, "value": data}
+    except _process.WorkerExit as end:
+        return end.code
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         result, code = failure_of(error), 1
         if result["kind"] in FOLLOWS:

@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Optional, Sequence, Union
 
 from ._communicator import Communicator
 from ._engine import Engine, HorovodInternalError, Request, Settings, Signature
+from ._process import WorkerExit
 from ._timeline import Timeline
 from .errors import CancelledError, Error, InvalidError
 
@@ -294,7 +295,7 @@ def _connect() -> Communicator:
         return Communicator(op_timeout=math.inf)
     except CancelledError:
         if "GRADUS_JOINING" in os.environ:
-            sys.exit(0)  # the job has ended before it could join
+            raise WorkerExit(0) from None  # the job has ended before it could join
         raise
     except InvalidError as error:
         # The secret is given once: somebody else has made a communicator of it.

@@ -198,3 +198,49 @@ def test_run_ends_with_ctrl_c_and_leaves_nothing(ranks, how):
     out, err = process.communicate(timeout=blackbox.TIMEOUT_S)
     assert out.splitlines()[-1] == "interrupted" and process.returncode == 0, out + err
     ranks.gradus.wait_for_nothing()
+
+
+GONE = '''
+import os
+import socket
+import sys
+import gradus
+from gradus import _elastic, _objects, _world
+
+
+def name(*lines):
+    with open("hosts.new", "w") as file:
+        file.write("\\n".join(lines) + "\\n")
+    os.replace("hosts.new", "hosts.list")
+
+
+def train():
+    """Until the second host is gone."""
+    _world.init()
+    state = _elastic.ObjectState(_objects.broadcast_object, _world.rank, named=False)
+
+    @_elastic.run
+    def until_alone(state):
+        while _world.size() == 2:
+            if _world.rank() == 0 and not state.named:
+                name("localhost:1")
+            state.named = True
+            state.commit()
+        return _world.size()
+    return until_alone(state)
+
+
+if __name__ == "__main__":
+    name("localhost:1", socket.gethostname() + ":1")
+    print(gradus.run(train, num_proc=2, min_num_proc=1, max_num_proc=2,
+                     host_discovery_script=os.path.abspath("hosts.sh"),
+                     flags=["--discovery-interval", "200ms"]))
+'''
+
+
+def test_run_goes_on_without_a_worker_that_is_not_needed_any_more(ranks):
+    pytest.importorskip("cloudpickle")
+    script = ranks.folder / "hosts.sh"
+    script.write_text("#!/bin/sh\ncat hosts.list\n")
+    script.chmod(0o755)
+    assert ends(ranks, GONE) == ["[1]"]
