@@ -402,3 +402,69 @@ def test_torch_group_keeps_no_tensors_of_operations_that_are_over(torch_ranks):
         print(sum(one() is not None for one in kept))
         ''')
     assert lines == [["0"], ["0"]]
+
+
+def test_torch_work_that_nobody_asks_stays_without_its_tensors(torch_ranks):
+    lines = torch_ranks(2, '''
+        import weakref
+        import torch
+        import torch.distributed as dist
+        import gradus.torch
+        dist.init_process_group("gradus")
+        group = dist.distributed_c10d._get_default_group()
+        group = getattr(group, "_get_backend", lambda device: group)(torch.device("cpu"))
+
+
+        def begin(value):
+            """As C++ holds it, which has none of Python's half."""
+            x = torch.full((3,), value)
+            return weakref.ref(group.allreduce([x])), weakref.ref(x)
+
+
+        def count(refs):
+            return sum(one() is not None for one in refs)
+
+
+        kept = torch.ones(3)
+        first = weakref.ref(group.allreduce([kept]))
+        works, tensors = zip(*[begin(float(value)) for value in range(100)])
+        message = torch.full((1,), float(dist.get_rank()))
+        if dist.get_rank() == 1:
+            sent = weakref.ref(group.send([message], 0, 0))
+        else:
+            work = group.recv([message], 1, 0)
+            work.wait()
+            sent = weakref.ref(group.recv([message], 1, 1))
+            assert sent().exception() is None  # it is under way
+        dist.barrier()
+        if dist.get_rank() == 1:
+            group.send([message], 0, 1).wait()
+        for _ in range(60):
+            dist.barrier()
+        print(count(works), count(tensors), first() is not None, sent() is not None)
+        assert first().result()[0] is kept and kept.tolist() == [2, 2, 2]
+        assert works[1]().wait() and works[2]().get_future().done()
+        if dist.get_rank() == 0:
+            assert sent().source_rank() == 1
+        print(count(works[:3]), first() is not None)
+        ''')
+    assert lines == [["100 0 True True", "1 False"]] * 2
+
+
+def test_torch_callback_within_a_collective_may_begin_another_one(torch_ranks):
+    lines = torch_ranks(1, '''
+        import torch
+        import torch.distributed as dist
+        import gradus.torch
+        dist.init_process_group("gradus")
+        group = dist.distributed_c10d._get_default_group()
+        group = getattr(group, "_get_backend", lambda device: group)(torch.device("cpu"))
+        group.communicator._context.watch = lambda future: None  # as if its thread had no core
+        x, called = torch.ones(3), []
+        first = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+        second = first.then(lambda future: called.append(dist.all_reduce(x)))
+        dist.all_reduce(x)
+        second.wait()
+        print(called)
+        ''', timeout=60)
+    assert lines == [["[None]"]]

@@ -9,10 +9,12 @@ Under `gradus run` the ranks meet at the job's coordinator, and everything is au
 Elsewhere (torchrun, any init_method) they meet through the store of torch.distributed, through
 which a fresh secret passes: it is as trustworthy as that store."""
 import collections
+import itertools
 import os
 import sys
 import threading
 import time
+import weakref
 from datetime import timedelta
 from typing import Any, Callable, List, Optional, Sequence, Set
 
@@ -31,7 +33,8 @@ _OPS = [(dist.ReduceOp.SUM, "sum"), (dist.ReduceOp.AVG, "average"), (dist.Reduce
         (dist.ReduceOp.MAX, "max"), (dist.ReduceOp.PRODUCT, "product"),
         (dist.ReduceOp.BAND, "band"), (dist.ReduceOp.BOR, "bor"), (dist.ReduceOp.BXOR, "bxor")]
 _BARRIER_TAG = 1 << 30  # and above: the tags of monitored barriers
-_KEPT = 16  # works that C++ may still ask for their future when they are over
+_LOOKED = 4  # works that each new one looks at: more than come, so that none stays for long
+_KEPT = 4096  # works that are over, and that C++ may still ask
 
 
 def _op_name(opts: Any) -> str:
@@ -55,13 +58,18 @@ class Work(_WorkBase):
     thread."""
 
     def __init__(self, futures: List[Future], tensors: List[torch.Tensor],
-                 finish: Optional[Callable[[], None]] = None) -> None:
+                 finish: Optional[Callable[[], None]] = None, works: "Optional[_Works]" = None,
+                 is_collective: bool = True) -> None:
         super().__init__()
+        self.is_collective = is_collective  # no message
+        self._works = works
         self._futures = futures
-        self._tensors = tensors
+        self._tensors: List[Any] = tensors  # weak references, when it has let go of them
         self._finish = finish  # copies results to where they belong; once
         self._lock = threading.Lock()
         self._torch_future: Optional[torch.futures.Future] = None
+        self._error: Optional[Error] = None  # both when it has let go of its futures
+        self._source = -1
 
     def _complete(self) -> None:
         with self._lock:
@@ -71,20 +79,42 @@ class Work(_WorkBase):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         seconds = timeout.total_seconds() if timeout.total_seconds() > 0 else None
-        for future in self._futures:
-            if not future.wait(seconds):
-                raise TimeoutError(f"it is not over after {seconds} s, and goes on",
-                                   operation=future.operation)
-        self._complete()
+        try:
+            for future in self._futures:
+                if not future.wait(seconds):
+                    raise TimeoutError(f"it is not over after {seconds} s, and goes on",
+                                       operation=future.operation)
+            if self._error is not None:
+                raise self._error
+            self._complete()
+        finally:
+            if self._works is not None and all(future.done() for future in self._futures):
+                self._works.discard(self)  # whoever has begun it knows that it is over
         return True
 
     synchronize = wait
+
+    def let_go(self) -> None:
+        """It is over, and nobody in Python has it: what it keeps is for C++, which has the
+        tensors."""
+        self._error = self.exception()
+        if self._error is None:
+            self._source = self.source_rank()
+        self._tensors = [weakref.ref(tensor) for tensor in self._tensors]
+        self._futures, self._finish = [], None
+
+    def _outputs(self) -> List[torch.Tensor]:
+        tensors = [one() if isinstance(one, weakref.ref) else one for one in self._tensors]
+        if any(one is None for one in tensors):
+            raise InvalidError("the tensors of this operation are gone: nobody kept them, or the "
+                               "work, until it was asked")
+        return tensors
 
     def is_completed(self) -> bool:
         """Whether the results, or the error, are there: whoever asks need not call wait()."""
         if not all(future.done() for future in self._futures):
             return False
-        if not any(future.exception() for future in self._futures):
+        if self.exception() is None:
             self._complete()
         return True
 
@@ -92,13 +122,17 @@ class Work(_WorkBase):
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> Optional[Error]:
-        return next((one for one in (future.exception() for future in self._futures) if one), None)
+        """What went wrong, None as long as nothing has."""
+        ended = [future.exception() for future in self._futures if future.done()]
+        return next((one for one in ended if one), self._error)
 
     def result(self) -> List[torch.Tensor]:
         self.wait()
-        return self._tensors
+        return self._outputs()
 
     def source_rank(self) -> int:
+        if self.is_collective or not self._futures:
+            return self._source
         message = self._futures[0].result()
         return message.source if isinstance(message, Message) else -1
 
@@ -111,11 +145,11 @@ class Work(_WorkBase):
             over = torch.futures.Future()
 
             def result(_: Any) -> List[torch.Tensor]:
-                self.wait()  # it is over: this raises its error
-                return self._tensors
+                return self.result()  # it is over: this raises its error
             # set_exception is known to Python alone; what then() raises C++ sees as well.
             self._torch_future = over.then(result)
-        left = [len(self._futures)]
+        futures = self._futures
+        left = [len(futures)]
         lock = threading.Lock()
 
         def one_is_over(_: Future) -> None:
@@ -124,11 +158,61 @@ class Work(_WorkBase):
                 last = left[0] == 0
             if last:
                 over.set_result(None)
-        for future in self._futures:
+        for future in futures:
             future.add_done_callback(one_is_over)
-        if not self._futures:  # of no tensors
+        if not futures:  # of no tensors, or over
             over.set_result(None)
         return self._torch_future
+
+
+_sample = [[object()]]
+_ALONE = sys.getrefcount(_sample[0][0]) + 1  # of a work in two lists
+
+
+class _Works:
+    """The works of a group that are under way, or that nobody has asked since they are over. C++
+    holds only its own half of a work: Python's must live until C++ has asked it. The lock guards
+    both collections, and is never held while a work is asked, which may run callbacks that begin
+    others."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # By id: those come first that have not been looked at for longest; and those that have let
+        # go, of which the oldest are forgotten when there are too many.
+        self._works: "collections.OrderedDict[int, Work]" = collections.OrderedDict()
+        self._for_cpp: "collections.OrderedDict[int, Work]" = collections.OrderedDict()
+
+    def add(self, work: Work) -> None:
+        with self._lock:
+            looked = list(itertools.islice(self._works.values(), _LOOKED))
+            self._works[id(work)] = work
+        over = [one.is_completed() for one in looked]
+        left = []
+        with self._lock:
+            for index, is_over in enumerate(over):
+                key, is_alone = id(looked[index]), sys.getrefcount(looked[index]) == _ALONE
+                if key not in self._works:  # it was asked meanwhile
+                    continue
+                if is_over and is_alone:
+                    left.append(self._works.pop(key))
+                else:
+                    self._works.move_to_end(key)
+            self._for_cpp.update((id(one), one) for one in left)
+            while len(self._for_cpp) > _KEPT:
+                self._for_cpp.popitem(last=False)
+        for one in left:
+            one.let_go()
+
+    def discard(self, work: Work) -> None:
+        with self._lock:
+            self._works.pop(id(work), None)
+            self._for_cpp.pop(id(work), None)
+
+    def collectives(self) -> List[Work]:
+        """Those under way."""
+        with self._lock:
+            works = [one for one in self._works.values() if one.is_collective]
+        return [one for one in works if not one.is_completed()]
 
 
 def _dense(tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
@@ -192,31 +276,24 @@ class ProcessGroup(dist.ProcessGroup):
         self._barriers = 0
         self._sequence = 0
         self._names = {"name": "", "desc": ""}
-        # C++ holds only its own half of a Work: Python's must live until that has been asked.
-        self._works: "collections.deque[Work]" = collections.deque(maxlen=_KEPT)
-        self._open: "collections.deque[Work]" = collections.deque()  # what a barrier waits for
-        self._opening = threading.Lock()  # guards it
+        self._works = _Works()
 
     def getBackendName(self) -> str:  # noqa: N802
         return "gradus"
 
     name = _get_backend_name = getBackendName
 
-    def _work(self, futures: List[Future], tensors: Sequence[torch.Tensor], finish=None) -> Work:
+    def _work(self, futures: List[Future], tensors: Sequence[torch.Tensor], finish=None,
+              is_collective: bool = False) -> Work:
         self._sequence += 1
-        work = Work(futures, list(tensors), finish)
-        self._works.append(work)
+        work = Work(futures, list(tensors), finish, self._works, is_collective)
+        self._works.add(work)
         return work
 
     def _collective(self, futures: List[Future], tensors: Sequence[torch.Tensor],
                     finish=None) -> Work:
         """A work that barriers behind it wait for, since the program may have thrown it away."""
-        work = self._work(futures, tensors, finish)
-        with self._opening:
-            while self._open and self._open[0].is_completed():
-                self._open.popleft()
-            self._open.append(work)
-        return work
+        return self._work(futures, tensors, finish, True)
 
     # torch 2 keeps names in the group's backends, which one of Python's does not have. C++ asks for
     # the long names of methods, Python for the others.
@@ -380,8 +457,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def barrier(self, opts=None):
         """It is over when all collectives before it are, as with gloo. Messages may go on."""
-        with self._opening:
-            before = [one for one in self._open if not one.is_completed()]
+        before = self._works.collectives()
         futures = [future for one in before for future in one._futures]
         return self._collective([*futures, self.communicator.barrier_start()], [],
                                 lambda: [one._complete() for one in before])
