@@ -116,13 +116,15 @@ class Future:
         except Error:  # whoever wants to know it asks
             pass
 
-    def _advance(self, timeout_s: float) -> None:
-        """Waits for so long, first for a thread that does the same."""
+    def _advance(self, timeout_s: float) -> bool:
+        """Waits for so long, first for a thread that does the same. False: that one still does, and
+        may have looked before the end."""
         held: Held = []
         try:
             take(self._lock, held, timeout_s)
             if held and not self._over:
                 self._move_on(timeout_s)
+            return bool(held)
         finally:
             for leave in held:
                 leave()
@@ -232,8 +234,9 @@ class Watcher:
         poll = select.poll()
         poll.register(self._event, select.POLLIN)
         poll.register(self._wake_read, select.POLLIN)
+        all_looked = True
         while True:
-            for fd, _ in poll.poll():
+            for fd, _ in poll.poll(None if all_looked else SLICE_S * 1e3):
                 if fd == self._event:
                     lib.gr_comm_event_clear(self._comm._handle)
                 else:
@@ -246,7 +249,10 @@ class Watcher:
                     break
                 futures = self._futures
                 self._futures = []
-            left = [future for future in futures if not future.done()]
+            all_looked = all([future._over or future._advance(0.0) for future in futures])
+            left = [future for future in futures if not future._over]
+            for future in futures:
+                future._call_back()
             with self._lock:
                 self._futures = left + self._futures
                 if self._stopped:

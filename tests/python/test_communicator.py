@@ -350,3 +350,27 @@ def test_communicator_whose_renewal_is_refused_keeps_its_callbacks(ranks):
         print("told")
         ''', flags=["--min-workers", 1, "--max-workers", 2])
     assert lines == [["True", "told"]]
+
+
+def test_communicator_calls_back_though_another_thread_looked_before_the_end(ranks):
+    lines = ranks(2, '''
+        import threading
+        import time
+        import gradus
+        comm = gradus.Communicator()
+        if comm.rank == 0:
+            told = threading.Event()
+            future = comm.recv_start(bytearray(1), 1)
+            future.add_done_callback(lambda _: told.set())
+            future._lock.acquire()  # as a thread that has just seen that it is not over
+            comm.send(b"x", 1)
+            comm.recv(bytearray(1), 1, 1)
+            time.sleep(0.1)  # until the thread of callbacks has found the lock taken
+            future._lock.release()
+            print(told.wait(30))
+        else:
+            comm.recv(bytearray(1), 0)
+            comm.send(b"x", 0)
+            comm.send(b"x", 0, 1)
+        ''')
+    assert lines == [["True"], []]
