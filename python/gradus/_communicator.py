@@ -194,7 +194,7 @@ class Communicator:
             context.handles.append(handle)
         self._pid = os.getpid()
         self._closing = threading.Lock()  # guards that _closed is set once
-        self._closed = False
+        self._closed = self._renewing = False
         self._calls: Set[Any] = set()  # a thing for each call of the library that a thread is in
         self._inflight: Set[Future] = set()
         self._rank, self._size = lib.gr_comm_rank(handle), lib.gr_comm_size(handle)
@@ -303,7 +303,7 @@ class Communicator:
         member), CancelledError (this rank is not needed any more, and should end), BrokenError
         (fewer are left than the job needs), TimeoutError, PeerLostError."""
         self._refuse_unless_open("renew")
-        self._closed = True  # for other threads, until it is new
+        self._renewing = self._closed = True  # for other threads, until it is new
         self._await_calls()
         context, handle, diag = self._context, c_void_p(self._handle.value), Diag()
         with context.lock:
@@ -317,6 +317,7 @@ class Communicator:
         inflight = self._inflight
         if handle:  # else it stays closed
             self._begin(handle, _Context() if status == Status.OK else context)
+        self._renewing = False
         if handle and status != Status.OK:
             self._inflight = inflight  # nothing has happened
             for future in list(inflight):

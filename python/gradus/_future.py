@@ -66,18 +66,29 @@ class Future:
         """Waits until it is over, for at most `timeout` seconds (None: without limit). Ctrl-C ends
         the wait, not the operation.
 
-        Returns True, or False when the time has passed. Raises the operation's error.
+        Returns True, or False when the time has passed. Raises the operation's error, and
+        CancelledError as soon as the communicator is being closed; then the buffers are borrowed
+        until close() returns.
         """
         end = None if timeout is None else time.monotonic() + timeout
         while not self._over:
             left = SLICE_S if end is None else min(SLICE_S, max(0.0, end - time.monotonic()))
             self._advance(left)
+            if not self._over and self._comm._closed:
+                self._wait_for_close(left)
             if not self._over and end is not None and time.monotonic() >= end:
                 return False
         self._call_back()
         if self._error is not None:
             raise self._error
         return True
+
+    def _wait_for_close(self, timeout_s: float) -> None:
+        """close() waits for callbacks, and so does renew(), which others wait for: where it is
+        refused the operation goes on."""
+        if not self._comm._renewing or getattr(_calling, "depth", 0) > 0:
+            raise self._comm._failure(Status.CANCELLED, self.operation)
+        time.sleep(timeout_s)
 
     def result(self, timeout: Optional[float] = None) -> Any:
         """What the operation gives: its `out`, or for recv the Message that came. Raises its error,
@@ -91,9 +102,11 @@ class Future:
         """Its error, None if it went well. Waits as result() does."""
         try:
             self.result(timeout)
-        except Error as error:
+        except TimeoutError as error:
             if not self._over:
                 raise
+            return error
+        except Error as error:
             return error
         return None
 

@@ -215,6 +215,8 @@ class Client:
     `with Client() as client:` closes it at the end; so does the end of the program.
     """
 
+    _renewing = False  # what is closed stays so
+
     def __init__(self, *, servers: Union[None, str, Sequence[str]] = None,
                  secret: Optional[str] = None, worker: Optional[int] = None,
                  timeout: Optional[float] = None, encrypt: bool = False,

@@ -374,3 +374,44 @@ def test_communicator_calls_back_though_another_thread_looked_before_the_end(ran
             comm.send(b"x", 0, 1)
         ''')
     assert lines == [["True"], []]
+
+
+def test_communicator_closes_and_renews_while_a_callback_waits(ranks):
+    lines = ranks(1, '''
+        import threading
+        import gradus
+
+
+        def begin(comm):
+            """A callback that waits for what does not come."""
+            waits = threading.Event()
+
+            def callback(_):
+                waits.set()
+                print(type(never.exception()).__name__, never.done())
+            never = comm.recv_start(bytearray(1), 0, 9)
+            comm.recv_start(bytearray(1), 0).add_done_callback(callback)
+            comm.send(b"x", 0)
+            waits.wait()
+            return never
+
+
+        comm = gradus.Communicator()
+        begin(comm)
+        comm.renew()
+        never = begin(comm)
+        part = comm.subgroup([0])
+        try:
+            comm.renew()
+        except gradus.InvalidError:
+            print("refused")
+        part.close()
+        comm.send(b"x", 0, 9)
+        print(never.wait(30))
+        never = begin(comm)
+        comm.close()
+        print(never.done())
+        begin(gradus.Communicator(rank=0, size=1))
+        ''', flags=["--min-workers", 1, "--max-workers", 2], timeout=60)
+    assert lines == [["CancelledError False", "CancelledError False", "refused", "True",
+                      "CancelledError False", "True", "CancelledError False"]]
