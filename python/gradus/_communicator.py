@@ -241,11 +241,14 @@ class Communicator:
     def close(self, *, keep_arrays: bool = True) -> None:
         """Leaves. Operations under way end with CancelledError; peers that still need this rank for
         them fail. Waits for nobody, but for calls of other threads to notice it (0.05 s). Arrays of
-        alloc() stay valid: with them the rank leaves when the last one goes, or the program ends;
-        without `keep_arrays` it leaves now, and they must not be used any more. A second time does
-        nothing."""
+        alloc() stay valid: with them the rank leaves when the last one goes, or the program ends.
+        Without `keep_arrays`, or where an operation is under way, it leaves now, and they must not
+        be used any more. A second time does nothing."""
         if self._handle is None or os.getpid() != self._pid:
             return
+        begun = set(self._inflight)
+        for future in begun if not self._closed else ():
+            future._advance(0.0)  # it may be over: then it holds no array
         with self._closing:
             if self._closed:
                 return
@@ -264,7 +267,7 @@ class Communicator:
             else:
                 context.handles.remove(self._handle)
                 lib.gr_comm_destroy(self._handle)
-        for future in list(self._inflight):
+        for future in begun | self._inflight:
             future._cancel()
 
     def abort(self, reason: str = "") -> None:

@@ -383,6 +383,22 @@ def test_close_ends_what_is_under_way_and_keeps_arrays(ranks):
     assert lines == [["CancelledError", "barrier: the communicator is closed"], ["10.0"]]
 
 
+def test_close_keeps_arrays_behind_an_operation_that_nobody_asked(ranks):
+    lines = ranks(1, '''
+        import gradus
+        comm = gradus.Communicator()
+        array = comm.alloc(1 << 16)
+        array[-1] = 1.0
+        called = []
+        future = comm.allreduce_start(array)
+        comm._context.watch = lambda future: None  # as if its thread had no core
+        future.add_done_callback(lambda one: called.append(one.exception()))
+        comm.close()
+        print(array[-1], future.result() is array, called)
+        ''')
+    assert lines == [["1.0 True [None]"]]
+
+
 @pytest.mark.parametrize("words, expected", [
     ("rank=0", "both, or neither"), ("allgather=list", "give rank and size"),
     ("rank=0, size=2, allgather=list, store={}", "one of"),
