@@ -233,3 +233,26 @@ def test_torch_exact_optimizer_goes_on_without_a_killed_worker(torch_ranks, tmp_
                 assert worker.returncode == 0
                 hashes.append(out)
     assert len(hashes) == 3 and set(hashes) == {hashes[0]}
+
+
+def test_torch_exact_optimizer_is_of_the_job_that_runs(torch_ranks):
+    lines = torch_ranks(2, '''
+        import torch
+        import gradus
+        from gradus import _placed
+        from gradus.torch import ExactOptimizer
+        job = gradus.Communicator()
+
+
+        def train():
+            model = torch.nn.Linear(1, 1)
+            optimizer = ExactOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), shards=2)
+            return optimizer._communicator.allgather_object(job.rank)
+
+
+        for _ in range(2):
+            with _placed.rank_of(job.rank, job.size, job.allgather_object, {}):
+                outcome = _placed.outcome_of(train, (), {}, job.rank, leave=True)
+            print(_placed.values_of([outcome]))
+        ''')
+    assert lines == [["[[0, 1]]", "[[0, 1]]"]] * 2

@@ -528,15 +528,22 @@ def _elements(tensor: torch.Tensor, splits: Sequence[int], size: int) -> List[in
 
 class _Job:
     """The communicator of the job that `gradus run` has started. All groups come from it; it lives
-    as long as the process, since the environment gives its secret once."""
+    as long as the process, since the environment gives its secret once. One of a job of Ray or
+    Spark is closed when its function ends, and another job may follow."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.communicator: Optional[Communicator] = None
 
+    def open(self) -> Optional[Communicator]:
+        """It, unless it is closed. With the lock."""
+        if self.communicator is not None and self.communicator._closed:
+            self.communicator = None
+        return self.communicator
+
     def get(self, timeout_s: float) -> Optional[Communicator]:
         with self.lock:
-            if self.communicator is None and os.environ.get("GRADUS_COORDINATOR") \
+            if self.open() is None and os.environ.get("GRADUS_COORDINATOR") \
                     and (os.environ.get("GRADUS_SECRET") or os.environ.get("GRADUS_SECRET_FILE")):
                 self.communicator = Communicator(op_timeout=timeout_s)
             return self.communicator
@@ -548,7 +555,7 @@ _job = _Job()
 def job_communicator() -> Communicator:
     """That of all processes of the job; alone, where nobody has started one."""
     with _job.lock:
-        if _job.communicator is None:
+        if _job.open() is None:
             _job.communicator = Communicator()
         return _job.communicator
 
