@@ -5,6 +5,7 @@ import contextlib
 import os
 import pickle
 import sys
+import time
 import traceback
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence
 
@@ -61,11 +62,15 @@ def outcome_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
                 comm.close()
 
 
+def failure(text: str, *, follows: bool) -> Outcome:
+    """That of a worker which has not said anything."""
+    return {"ok": False, "follows": follows, "at": time.time_ns(), "text": text, "traceback": "",
+            "error": None}
+
+
 def values_of(outcomes: Sequence[Outcome]) -> List[Any]:
     """The results. RankError: the rank that failed by itself, not since another one did."""
-    failed = [(one["kind"] in _run.FOLLOWS, rank) for rank, one in enumerate(outcomes)
-              if not one["ok"]]
-    if failed:
-        _, rank = min(failed)
+    rank = _run.first_failure(dict(enumerate(outcomes)))
+    if rank is not None:
         raise _run.error_of_rank(rank, outcomes[rank])
     return [pickle.loads(one["value"]) for one in outcomes]

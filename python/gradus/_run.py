@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 
 from . import _process
 from ._place import Place, make_name, sentence_of
-from .errors import Error, InvalidError, TimeoutError
+from .errors import Error, InvalidError, Status, TimeoutError
 
 try:
     import cloudpickle as _pickler
@@ -27,6 +27,7 @@ except ImportError:
 
 # What follows from another rank's failure, and is not its cause.
 FOLLOWS = ("PeerLostError", "BrokenError", "AbortedError")
+_FOLLOWING = (Status.PEER_LOST, Status.COMM_BROKEN, Status.ABORTED)
 
 _KEY = "_GRADUS_RESULT_KEY"  # what a result from another host begins with, or it is none
 # What programs of Horovod read, and the variables of `gradus run` that say the same.
@@ -296,8 +297,7 @@ def _judge(results: Mapping[int, Dict[str, Any]], process: _process.Process,
     good = {rank: result for rank, result in there.items() if result["ok"]}
     if code == 0 and elastic and good:
         return [pickle.loads(result["value"]) for result in good.values()]
-    failed = [(result["kind"] in FOLLOWS, result["at"], rank, result)
-              for rank, result in there.items() if not result["ok"]]
+    first = first_failure(there)
     silent = re.findall(r"^rank (\d+) \(pid \d+.*?\) (?:was|exited)|"
                         r"^worker (\d+) \(pod ", told, re.M)
     lost = [int(one or other) for one, other in silent if int(one or other) not in there]
@@ -307,9 +307,8 @@ def _judge(results: Mapping[int, Dict[str, Any]], process: _process.Process,
         told = "\n".join([*own, *(line for line in said if line not in own)])
     size = num_proc or max((result["size"] for result in there.values()), default=1)
     missing = [rank for rank in range(size) if rank not in there]
-    if failed and not ((lost or missing) and all(entry[0] for entry in failed)):
-        _, _, rank, result = min(failed, key=lambda entry: entry[:3])
-        raise error_of_rank(rank, result)
+    if first is not None and not ((lost or missing) and there[first]["follows"]):
+        raise error_of_rank(first, there[first])
     hopeless = [line for line in process.errors if _HOPELESS.search(line)]
     if hopeless and not there:
         raise InvalidError(sentence_of(hopeless[0]), operation="run")
@@ -320,15 +319,21 @@ def _judge(results: Mapping[int, Dict[str, Any]], process: _process.Process,
         said = [line for line in process.lines if "gradus.run: " in line]
         if said:  # by a worker that could not begin
             told = said[0].partition("gradus.run: ")[2]
-        elif failed and not lost:  # the others say what they know of it
+        elif first is not None and not lost:  # the others say what they know of it
             peer = missing[0]
-            told = f"rank {peer} was lost: {min(failed, key=lambda entry: entry[:3])[3]['text']}"
+            told = f"rank {peer} was lost: {there[first]['text']}"
         elif code == 0:
             told = f"rank {missing[0]} ended before the function returned, with exit code 0"
             peer = missing[0]
         raise RankError(f"the job failed: {told or f'gradus ended with exit code {code}'}",
                         peer=peer, operation="run")
     return [pickle.loads(good[rank]["value"]) for rank in range(size)]
+
+
+def first_failure(outcomes: Mapping[int, Dict[str, Any]]) -> Optional[int]:
+    """The rank that failed by itself, not since another one did; the first one of several."""
+    failed = [(one["follows"], one["at"], rank) for rank, one in outcomes.items() if not one["ok"]]
+    return min(failed)[2] if failed else None
 
 
 def error_of_rank(rank: int, result: Dict[str, Any]) -> RankError:
@@ -353,6 +358,15 @@ def _write(path: pathlib.Path, data: bytes) -> None:
     os.replace(partial, path)
 
 
+def _follows(error: Optional[BaseException]) -> bool:
+    """Whether another rank's failure is among its causes: that of a HorovodInternalError is."""
+    while error is not None:
+        if isinstance(error, Error) and error.status in _FOLLOWING:
+            return True
+        error = error.__cause__
+    return False
+
+
 def failure_of(error: BaseException) -> Dict[str, Any]:
     try:
         travels = _pickler.dumps(error)
@@ -360,7 +374,7 @@ def failure_of(error: BaseException) -> Dict[str, Any]:
     except Exception:
         travels = None
     text = "".join(traceback.format_exception_only(type(error), error)).strip()
-    return {"ok": False, "kind": type(error).__name__, "at": time.time_ns(), "text": text,
+    return {"ok": False, "follows": _follows(error), "at": time.time_ns(), "text": text,
             "traceback": traceback.format_exc(), "error": travels}
 
 
@@ -420,7 +434,7 @@ def _worker(how: str) -> int:
         return end.code
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         result, code = failure_of(error), 1
-        if result["kind"] in FOLLOWS:
+        if result["follows"]:
             code = 76  # the launcher looks for the rank that failed first
     result["size"] = size
     if os.path.isdir(how):

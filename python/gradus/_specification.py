@@ -30,7 +30,9 @@ try:
     names[{name!r}](**json.loads({parameters!r}))
 except Exception as error:
     traceback.print_exception(type(error), error, error.__traceback__.tb_next)
-    sys.exit(76 if type(error).__name__ in {follows!r} else 1)
+    while error and type(error).__name__ not in {follows!r}:
+        error = error.__cause__
+    sys.exit(76 if error else 1)
 """
 
 Specification = Union[Callable[..., Any], str, Mapping[str, Any], Sequence[str]]

@@ -18,7 +18,7 @@ import threading
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from . import _offered, _placed
-from ._run import FOLLOWS, error_of_rank
+from ._run import error_of_rank
 from .errors import InvalidError, TimeoutError
 
 __all__ = ["RayExecutor", "Settings", "run_elastic"]
@@ -239,7 +239,7 @@ class RayExecutor:
                 outcomes[ended[0]] = self._outcome(ended[0], refs.index(ended[0]))
                 if not outcomes[ended[0]]["ok"]:
                     follows = True
-                    if outcomes[ended[0]]["kind"] not in FOLLOWS:
+                    if not outcomes[ended[0]]["follows"]:
                         break
         except BaseException:
             self.shutdown()  # Ctrl-C: Ray does not end what an actor does
@@ -247,8 +247,7 @@ class RayExecutor:
         failed = [rank for rank, ref in enumerate(refs) if not outcomes.get(ref, {}).get("ok")]
         if failed:
             self.shutdown()
-        rest = {"ok": False, "kind": "BrokenError", "text": "it did not end", "traceback": "",
-                "error": None}
+        rest = _placed.failure("it did not end", follows=True)
         return _placed.values_of([outcomes.get(ref, rest) for ref in refs])
 
     def _outcome(self, ref: Any, rank: int) -> _placed.Outcome:
@@ -256,8 +255,7 @@ class RayExecutor:
         try:
             return ray.get(ref)
         except ray.exceptions.RayActorError as error:
-            return {"ok": False, "kind": "", "text": _sentence_of(str(error)), "traceback": "",
-                    "error": None}
+            return _placed.failure(_sentence_of(str(error)), follows=False)
 
 
 def value_of(rank: int, outcome: _placed.Outcome) -> Any:

@@ -178,7 +178,7 @@ def test_train_refuses_what_is_wrong_and_starts_nothing(ends):
               "uses LIMIT, os from outside",
               "has no text that can travel", "begins with told(jobs.train,", 'mean "epochs"?',
               "needs epochs", "has no implementation.container", 'is the text "train.py"',
-              "nowhere.yaml cannot be read", "an empty command", "195 KiB"]
+              "nowhere.yaml cannot be read", "an empty command", "196 KiB"]
     for line, words in zip(lines, wanted):
         assert words in line, (line, words)
     assert len(lines) == len(wanted)

@@ -24,6 +24,15 @@ def fail():
     comm.barrier()
 
 
+def fail_horovod():
+    from gradus import _objects, _world
+    _world.init()
+    _objects.allgather_object(0)
+    if _world.rank() == 1:
+        raise KeyError("no such sample")
+    _objects.allgather_object(1)
+
+
 def ends(fn, *args):
     """What the one who has placed them does."""
     with _placed.rank_of(rank, job.size, gather, {"RANK": str(rank), "OTHER": "here"}):
@@ -37,6 +46,7 @@ def ends(fn, *args):
 before = dict(os.environ)
 print(ends(total, 10))
 print(ends(fail))
+print(ends(fail_horovod))
 print(ends(total, 1))
 print(str(ends(lambda: (i for i in "ab"))[1])[:24])
 print(dict(os.environ) == before, gradus._communicator.open_now() == {job})
@@ -48,6 +58,6 @@ def test_placed_ranks_meet_fail_and_meet_again(ranks):
     for rank in range(3):
         assert lines[rank] == [
             f"{[(peer, 3, str(peer), 30) for peer in range(3)]}",
-            "(1, \"KeyError('no such sample')\", True)",
+            *["(1, \"KeyError('no such sample')\", True)"] * 2,
             f"{[(peer, 3, str(peer), 3) for peer in range(3)]}",
             'InvalidError("the result', "True True"]

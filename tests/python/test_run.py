@@ -36,6 +36,15 @@ def die(rank):
     comm.barrier()
 
 
+def die_horovod(rank):
+    """The other ranks raise HorovodInternalError."""
+    from gradus import _objects, _world
+    _world.init()
+    if _world.rank() == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    _objects.allgather_object(rank)
+
+
 class Foreign(Exception):
     def __reduce__(self):
         return made_there, ()
@@ -137,7 +146,11 @@ def test_run_names_a_rank_that_is_killed(ranks):
             gradus.run(functions.die, (1,), num_proc=2)
         except gradus.RankError as error:
             print(error.peer, "killed by signal 9" in str(error))
-        ''') == ["1 True"]
+        try:
+            gradus.run(functions.die_horovod, (1,), num_proc=3)
+        except gradus.RankError as error:
+            print(error.peer, "killed by signal 9" in str(error))
+        ''') == ["1 True", "1 True"]
 
 
 def test_run_checks_results_and_arguments(ranks):

@@ -287,7 +287,7 @@ def test_lost_worker_is_named_before_those_that_follow(begins):
     lines, _ = is_over(begins('''
         from types import SimpleNamespace
         from gradus import _run
-        follows = dict(ok=False, kind="PeerLostError", at=1, text="rank 1 died", traceback="",
+        follows = dict(ok=False, follows=True, at=1, text="rank 1 died", traceback="",
                        error=None, size=3)
         ended = SimpleNamespace(code=1, lines=[], errors=[
             "gradus: worker 2 (pod a-2-x) failed with exit code 76, container worker",
