@@ -181,7 +181,8 @@ class Communicator:
             lambda: lib.gr_comm_create(byref(config), byref(handle), byref(diag)),
             lambda: lib.gr_comm_destroy(handle), config, array)
         if status != Status.OK:
-            raise error_of(status, text_of(diag), rank=rank, operation="Communicator",
+            why = f": {failed[0]}" if failed else ""
+            raise error_of(status, text_of(diag) + why, rank=rank, operation="Communicator",
                            peer=_peer(diag)) from (failed[0] if failed else None)
         if size is None:
             _library.forget_secret()

@@ -10,10 +10,33 @@ import traceback
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence
 
 from . import _communicator, _run
-from .errors import InvalidError
+from .errors import AbortedError, InvalidError
 
 Outcome = Dict[str, Any]
 Gather = Callable[[bytes], Sequence[bytes]]
+
+
+class Rounds:
+    """Gathers for communicators as long as all ranks come. A rank whose function has ended takes
+    part in all rounds, until the others have ended as well: it does not keep those waiting that
+    make a communicator, and they hear why it makes none."""
+
+    def __init__(self, gather: Gather) -> None:
+        self._gather = gather
+
+    def gather(self, part: bytes) -> List[bytes]:
+        parts = self._gather(b"+" + part)
+        for rank, one in enumerate(parts):
+            if one[:1] == b"-":
+                raise AbortedError(f"rank {rank} {one[1:].decode()}", peer=rank)
+        return [one[1:] for one in parts]
+
+    def end(self, outcome: Outcome) -> None:
+        """Returns when all ranks have called it."""
+        why = "has returned, and makes no communicator" if outcome["ok"] else \
+            f"failed: {outcome['text']}"
+        while any(one[:1] == b"+" for one in self._gather(b"-" + why.encode())):
+            pass
 
 
 @contextlib.contextmanager

@@ -67,8 +67,11 @@ def _task(fn: Callable[..., Any], args: Sequence[Any], kwargs: Dict[str, Any], s
 
         def gather(mine: bytes) -> List[bytes]:  # Spark gathers text
             return [bytes.fromhex(part) for part in told.allGather(mine.hex())]
-        with _placed.rank_of(rank, size, gather, {**here, **env}):
-            yield _placed.outcome_of(fn, args, kwargs, rank, leave=True)
+        rounds = _placed.Rounds(gather)
+        with _placed.rank_of(rank, size, rounds.gather, {**here, **env}):
+            outcome = _placed.outcome_of(fn, args, kwargs, rank, leave=True)
+        rounds.end(outcome)  # a task that failed would be run again by Spark, with all others
+        yield outcome
     return task
 
 

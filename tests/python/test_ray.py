@@ -32,6 +32,15 @@ def fail(rank):
     comm.barrier()
 
 
+def fail_early(rank):
+    """The others wait for it to make a communicator."""
+    import os
+    import gradus
+    if os.environ["RANK"] == str(rank):
+        raise KeyError("no such sample")
+    gradus.Communicator()
+
+
 def die(rank):
     import os
     import signal

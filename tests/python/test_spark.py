@@ -18,6 +18,7 @@ session = SparkSession.builder.master("local[4,4]").config("spark.ui.enabled", "
 env = {"WORD": "here"}
 told(gradus.spark.run, total, (10,), num_proc=4, env=env)
 told(gradus.spark.run, fail, (2,), num_proc=4)
+told(gradus.spark.run, fail_early, (2,), num_proc=4)
 told(gradus.spark.run, die, (1,))
 told(gradus.spark.run, total, (10,), num_proc=5, env=env)
 told(gradus.spark.run, total, (10,), env=env)
@@ -41,7 +42,8 @@ def test_spark_runs_functions_and_names_a_task_that_is_lost(spark_ranks):
         pytest.skip("there is no java (Debian: openjdk-17-jre-headless)")
     python = spark_ranks.python
     lines = answers(spark_ranks, SPARK, {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python})
-    assert lines[:2] == [TOTALS, FAILED]
+    assert lines[:3] == [TOTALS, FAILED, FAILED]
+    lines.pop(2)
     assert lines[2].startswith("1 Py4JJavaError("), lines
     assert " False run: rank 1 failed: Spark lost its task: " in lines[2], lines
     assert lines[3].startswith("InvalidError run: num_proc is 5, and Spark runs 4 tasks at a time")
