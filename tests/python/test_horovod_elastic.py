@@ -56,13 +56,20 @@ assert state.step == step
 sampler = hvd.elastic.ElasticSampler(range(11), shuffle=False)
 state = hvd.elastic.TorchState(sampler=sampler)
 assert list(sampler) == [*range(hvd.rank(), 11, 3), 0][:4] and len(sampler) == 4
-sampler.record_batch(0, 2)
+if hvd.rank() == 0:  # the others have come in the places of lost ones
+    sampler.record_batch(0, 2)
 state.sync()
-assert sampler.processed_indices == set(range(6)) and len(sampler) == 2
+assert sampler.state_dict() == {"epoch": 0, "processed_num": 6} and len(sampler) == 2
 left = sum(hvd.allgather_object(list(sampler)), [])
 assert set(left) == set(range(6, 11)) and len(left) == 6
 sampler.set_epoch(1)
 assert len(sampler) == 4
+shuffled = hvd.elastic.ElasticSampler(range(11), seed=3)
+first = sum(zip(*hvd.allgather_object(list(shuffled))), ())
+shuffled.record_batch(0, 1)
+shuffled.reset()
+assert sorted(first[:11]) == list(range(11))
+assert sum(zip(*hvd.allgather_object(list(shuffled))), ())[:8] == first[3:11]
 
 # Any rank may ask for a change, and programs look whether one has.
 assert state._host_messages.empty()

@@ -11,15 +11,16 @@
 The processes of the survivors stay; only the group of ranks becomes another one. The job was
 started for it: `gradus run --min-workers`, or horovodrun --min-np."""
 import copy
+import itertools
 import math
 import random
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, Iterator, List, Optional, Tuple, Type
 
 import torch
 
 from .._elastic import ObjectState, State, run
 from .._engine import HorovodInternalError, HostsUpdatedInterrupt
-from .._objects import allgather_object, broadcast_object
+from .._objects import broadcast_object
 from .._world import rank, size
 from ._functions import broadcast_optimizer_state, broadcast_parameters
 
@@ -85,83 +86,58 @@ class OptimizerStateHandler(_StateDictHandler):
 
 
 class ElasticSampler(torch.utils.data.Sampler):
-    """Shares the samples of an epoch among the ranks. What record_batch has named is not given
-    again in this epoch, also when the workers change."""
+    """Shares the samples of an epoch among the ranks. Those that record_batch has counted are not
+    given again in this epoch, also when the workers change."""
 
     def __init__(self, dataset: Any, shuffle: bool = True, seed: int = 0) -> None:
         self.dataset = dataset
         self.shuffle = shuffle
         self.seed = seed
         self.epoch = 0
-        self.processed_indices: set = set()
-        self.indices: List[int] = []
+        self.processed_num = 0  # so many samples of this epoch are done, of all ranks
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch: at its start, not when it is resumed."""
-        self.epoch = epoch
-        self.processed_indices = set()
-        self.reset()
-
-    @property
-    def processed_num(self) -> int:
-        """So many samples of this epoch are known to be done."""
-        return len(self.processed_indices)
+        """Begins an epoch: at the end of the one before, not when one is resumed."""
+        self.load_state_dict({"epoch": epoch, "processed_num": 0})
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """A batch of this rank is done."""
-        self.record_indices(self.get_indices(batch_idx, batch_size))
-
-    def record_indices(self, indices: Sequence[int]) -> None:
-        """Samples are done."""
-        self.processed_indices.update(indices)
-
-    def get_indices(self, batch_idx: int, batch_size: int) -> List[int]:
-        """The samples of a batch of this rank."""
-        return self.indices[batch_idx * batch_size:(batch_idx + 1) * batch_size]
+        """A batch is done, on all ranks: they go on at the same pace."""
+        self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> Dict[str, Any]:
-        """The epoch, and what of it is done."""
-        return {"epoch": self.epoch, "processed_indices": set(self.processed_indices)}
+        """The epoch, and how much of it is done."""
+        return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Goes on where state_dict() was."""
-        self.epoch = state_dict["epoch"]
-        self.processed_indices = set(state_dict["processed_indices"])
+        self.epoch, self.processed_num = state_dict["epoch"], state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
         """Shares what is left among the ranks that there are now."""
         self.num_replicas, self.rank = size(), rank()
-        left = [index for index in range(len(self.dataset))
-                if index not in self.processed_indices]
+        samples = list(range(len(self.dataset)))
         if self.shuffle:
-            random.Random(self.seed + self.epoch).shuffle(left)
-        self.remaining_indices = left
-        self.num_samples = math.ceil(len(left) / self.num_replicas)
+            random.Random(self.seed + self.epoch).shuffle(samples)
+        self.remaining_indices = samples[self.processed_num:]
+        self.num_samples = math.ceil(len(self.remaining_indices) / self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas
 
     def __iter__(self) -> Iterator[int]:
-        left = self.remaining_indices
-        # All ranks have equally many: the first samples are given twice.
-        more = self.total_size - len(left)
-        whole = left + (left * math.ceil(more / len(left)))[:more] if left else []
-        # What record_batch counts in, until the next iteration.
-        self.indices = whole[self.rank::self.num_replicas]
-        return iter(self.indices)
+        """All ranks have equally many: the first samples are given twice, where that is needed."""
+        left = itertools.cycle(self.remaining_indices)
+        return itertools.islice(left, self.rank, self.total_size, self.num_replicas)
 
     def __len__(self) -> int:
         return self.num_samples
 
 
 class SamplerStateHandler(_StateDictHandler):
-    """An ElasticSampler, of which each rank has done other samples."""
+    """An ElasticSampler."""
 
     def _share(self) -> None:
-        states = allgather_object(self.value.state_dict(), "elastic.sampler")
-        epoch = states[0]["epoch"]
-        done = [state["processed_indices"] for state in states if state["epoch"] == epoch]
-        self.value.load_state_dict({"epoch": epoch, "processed_indices": set().union(*done)})
+        self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0, "elastic.sampler"))
 
 
 _registry: List[Tuple[Type, Type[StateHandler]]] = [
