@@ -121,9 +121,11 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     workers meet anew, all get the state of rank 0, and the function is called again."""
     @functools.wraps(func)
     def wrapper(state: State, *arguments: Any, **named: Any) -> Any:
-        skip_sync = False
+        was_reset = skip_sync = False
         while True:
             try:
+                if was_reset:
+                    state.on_reset()
                 if not skip_sync:
                     state.sync()
                 return func(state, *arguments, **named)
@@ -137,7 +139,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                 _renew(error)
                 state.restore()
                 skip_sync = False
-            state.on_reset()
+            was_reset = True
     return wrapper
 
 

@@ -175,3 +175,36 @@ def test_horovod_elastic_goes_on_while_hosts_come_and_go(torch_ranks):
                         *torch_ranks.words, torch_ranks.write(HOSTS), env=torch_ranks.environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines() == ["([2, 3, 2], True)"] * 2, done.stderr
+
+
+def test_horovod_elastic_goes_on_when_a_worker_is_lost_in_a_reset(torch_ranks):
+    lines = torch_ranks(3, '''
+        import os
+        import signal
+        import torch
+        import gradus.torch as hvd
+        hvd.init()
+        first, resets = hvd.rank(), []
+
+
+        def reset():
+            resets.append(hvd.size())
+            if first == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            hvd.add_process_set([0]) if hvd.size() > 1 else hvd.allreduce(torch.ones(1))
+
+
+        @hvd.elastic.run
+        def train(state):
+            while hvd.size() > 1:
+                if first == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                hvd.allreduce(torch.ones(1))
+            return state.step
+
+
+        state = hvd.elastic.TorchState(step=7)
+        state.register_reset_callbacks([reset])
+        print(train(state), resets)
+        ''', flags=["--min-workers", 1, "--max-workers", 3])
+    assert lines == [["7 [2, 1]"], [], []]
