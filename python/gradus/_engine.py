@@ -40,6 +40,7 @@ _ANY, _BLOCKED, _WORD = 0xff, 0x100, 64
 
 _log = logging.getLogger("gradus.torch")
 handles: Dict[int, Tuple["Engine", "Request"]] = {}  # what nobody has synchronized yet
+ended_handles: Set[int] = set()  # whose engine has ended before somebody synchronized them
 
 
 class HorovodInternalError(RuntimeError):
@@ -298,6 +299,7 @@ class Engine:
         for handle, (engine, _) in handles.copy().items():
             if engine is self:
                 handles.pop(handle, None)
+                ended_handles.add(handle)
         lib.gr_op_destroy(self._op)
         self._executor.release()
         for entry in self._slots:

@@ -5,6 +5,7 @@ import threading
 from typing import Any, List, Optional, Sequence, Tuple
 
 from ._engine import Request, Signature
+from ._engine import ended_handles as _ended
 from ._engine import handles as _handles
 from ._world import ProcessSet, global_process_set, world
 
@@ -104,7 +105,10 @@ def poll(handle: Handle) -> bool:
 
 
 def synchronize(handle: Handle) -> Any:
-    """Waits, and returns what the form without _async returns. Once for each handle."""
+    """Waits, and returns what the form without _async returns; None a second time."""
+    if isinstance(handle, int) and handle not in _handles and handle not in _ended \
+            and 0 <= handle < next(_next_handle):
+        return None
     engine, request = _entry(handle)
     try:
         return engine.wait(request)
@@ -117,7 +121,7 @@ def _entry(handle: Handle) -> Tuple[Any, Request]:
     if callable(handle):
         raise ValueError("the handle of sparse_allreduce_async is called, not synchronized")
     if handle not in _handles:
-        raise ValueError(f"{handle!r} is no handle of an operation, or it was synchronized already")
+        raise ValueError(f"{handle!r} is no handle of an operation, or its process set was removed")
     return _handles[handle]
 
 

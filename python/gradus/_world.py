@@ -43,17 +43,17 @@ class ProcessSet:
                              "hvd.init")
 
     def included(self) -> bool:
-        """Whether this process belongs to it."""
-        self._check()
+        """Whether this process belongs to it, registered or not."""
         return world.comm().rank in self.ranks
 
-    def size(self) -> int:
-        """How many ranks it has."""
-        self._check()
-        return len(self.ranks)
+    def size(self) -> Optional[int]:
+        """How many ranks it has, None as long as it is not registered."""
+        return None if self.process_set_id is None else len(self.ranks)
 
-    def rank(self) -> int:
-        """This process's number in it."""
+    def rank(self) -> Optional[int]:
+        """This process's number in it, None as long as it is not registered."""
+        if self.process_set_id is None:
+            return None
         if not self.included():
             raise ValueError(f"rank {world.comm().rank} does not belong to {self!r}")
         return self.ranks.index(world.comm().rank)

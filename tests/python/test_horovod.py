@@ -279,7 +279,8 @@ def errors():
     else:
         hvd.allreduce(torch.ones(2), name="between")
     hvd.synchronize(handle)
-    refused(["no handle"], ValueError, lambda: hvd.synchronize(handle))
+    assert hvd.synchronize(handle) is None
+    refused(["no handle"], ValueError, lambda: hvd.synchronize(handle + 1000))
     refused(["splits"], ValueError, lambda: hvd.alltoall(torch.ones(2), [1] * n + [1]))
     refused(["without a dimension"], ValueError, lambda: hvd.allgather(torch.tensor(1.0)))
     refused(["exists already"], ValueError, lambda: hvd.add_process_set(range(n)))
@@ -312,7 +313,9 @@ def joins():
 
 
 def sets():
-    both = hvd.add_process_set([0, n - 1])
+    both = hvd.ProcessSet([0, n - 1])
+    assert both.size() is None and both.rank() is None and both.included() == (me in (0, n - 1))
+    assert hvd.add_process_set(both) is both
     assert both.size() == 2 and both.included() == (me in (0, n - 1)) and both.process_set_id == 2
     if both.included():
         assert both.rank() == (me > 0)

@@ -53,6 +53,9 @@ def train(what, passes=1, clip=False, groups=None, **words):
     model, alone = new_model(seed=me), new_model(seed=0)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     alike("broadcast_parameters", model, alone)
+    several = [torch.full((3,), float(hvd.rank() + i)) for i in range(40)]
+    hvd.broadcast_parameters(several)
+    assert [one[2].item() for one in several] == list(range(40))
     kind = {"lr": 0.1, "momentum": 0.9}
     optimizer = torch.optim.SGD(model.parameters(), **kind)
     if groups == "lists":

@@ -9,17 +9,17 @@ from .._world import ProcessSet, global_process_set, rank
 from ._ops import broadcast_async_, synchronize
 
 
-def broadcast_parameters(params: Union[Dict[str, Any], Iterable[Tuple[str, Any]]],
-                         root_rank: int = 0,
+def broadcast_parameters(params: Union[Dict[str, Any], Iterable[Any]], root_rank: int = 0,
                          process_set: ProcessSet = global_process_set) -> None:
-    """All ranks end with root's values: of model.state_dict(), or of model.named_parameters()."""
-    if not isinstance(params, dict):
-        params = list(params)
-        if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in params):
-            raise ValueError("params is neither a dictionary nor a sequence of (name, tensor)")
-        params = dict(params)
+    """All ranks end with root's values: of model.state_dict(), of model.named_parameters(), or of
+    model.parameters()."""
+    pairs = list(params.items()) if isinstance(params, dict) else \
+        [(None, one) if isinstance(one, torch.Tensor) else one for one in params]
+    if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
+        raise ValueError("params is neither a dictionary nor a sequence of tensors or of (name, "
+                         "tensor)")
     handles = [broadcast_async_(value, root_rank, name, process_set)
-               for name, value in params.items() if isinstance(value, torch.Tensor)]
+               for name, value in pairs if isinstance(value, torch.Tensor)]
     for handle in handles:
         synchronize(handle)
 
