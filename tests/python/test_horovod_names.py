@@ -358,11 +358,12 @@ horovod.ray.RayExecutor.create_settings(timeout_s=30, ssh_identity_file=None, ss
     placement_group_timeout_s=100, nics=None)
 horovod.ray.RayExecutor.start(self, executable_cls=None, executable_args=None,
     executable_kwargs=None, extra_env_vars=None)
-horovod.ray.RayExecutor.run(self, fn, args=None, kwargs=None)
+horovod.ray.RayExecutor.run(self, fn, args=None, kwargs=None, callbacks=None)
 horovod.ray.RayExecutor.run_remote(self, fn, args=None, kwargs=None)
-horovod.ray.RayExecutor.execute(self, fn)
+horovod.ray.RayExecutor.execute(self, fn, callbacks=None)
 horovod.ray.RayExecutor.execute_single(self, fn)
 horovod.ray.RayExecutor.shutdown(self)
+horovod.ray.elastic.ElasticRayExecutor.run(self, worker_fn, callbacks=None)
 horovod.runner.launch.run_commandline(words=None)
 '''
 
@@ -372,7 +373,7 @@ def test_horovod_names_that_start_jobs_are_called_as_horovods(ranks):
     found, = ranks(1, '''
         import inspect
         import sys
-        import horovod.ray
+        import horovod.ray.elastic
         import horovod.runner.launch
         import horovod.spark
         for line in filter(None, sys.argv[1].replace("\\n    ", " ").split("\\n")):

@@ -53,6 +53,18 @@ class RayExecutor(gradus.ray.RayExecutor):
         super().start(executable_cls, executable_args or (), executable_kwargs,
                       {**more, **(extra_env_vars or {})})
 
+    def run(self, fn: Callable[..., Any], args: Optional[Sequence[Any]] = None,
+            kwargs: Optional[Mapping[str, Any]] = None,
+            callbacks: Optional[Sequence[Callable[..., Any]]] = None) -> List[Any]:
+        """As gradus.ray.RayExecutor.run(). Callbacks are of elastic jobs, and are never called, as
+        in Horovod."""
+        return super().run(fn, args, kwargs)
+
+    def execute(self, fn: Callable[[Any], Any],
+                callbacks: Optional[Sequence[Callable[..., Any]]] = None) -> List[Any]:
+        """As gradus.ray.RayExecutor.execute(); callbacks are never called."""
+        return super().execute(fn)
+
     def run_remote(self, fn: Callable[..., Any], args: Optional[Sequence[Any]] = None,
                    kwargs: Optional[Mapping[str, Any]] = None) -> List[Any]:
         """Begins what run() does. Returns an ObjectRef of Ray for each rank's result; ray.get of it
