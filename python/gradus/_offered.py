@@ -68,7 +68,8 @@ def run(fn: Callable[..., Any], args: Sequence[Any], kwargs: Optional[Dict[str, 
         found = re.fullmatch(_LISTENS, line)
         if found and lock.acquire(blocking=False):  # once
             begin(Launcher(found[1], token))
-    place = Place(min_num_proc=least, max_num_proc=most, reset_limit=reset_limit or RESTARTS,
+    place = Place(min_num_proc=least, max_num_proc=most,
+                  reset_limit=RESTARTS if reset_limit is None else reset_limit,
                   start_timeout=start_timeout, network_interfaces=nics or None,
                   operation="run_elastic")
     name = f"[{host}]" if ":" in host else host

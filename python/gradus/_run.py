@@ -27,7 +27,7 @@ except ImportError:
 
 # What follows from another rank's failure, and is not its cause.
 FOLLOWS = ("PeerLostError", "BrokenError", "AbortedError")
-_FOLLOWING = (Status.PEER_LOST, Status.COMM_BROKEN, Status.ABORTED)
+_FOLLOWING = (Status.PEER_LOST, Status.COMM_BROKEN, Status.ABORTED, Status.CANCELLED)
 
 _KEY = "_GRADUS_RESULT_KEY"  # what a result from another host begins with, or it is none
 # What programs of Horovod read, and the variables of `gradus run` that say the same.

@@ -59,6 +59,8 @@ def shown(done):
      "--start-timeout 40s --timestamps"),
     ("--min-np 1 --max-np 3 --elastic-timeout 50 --reset-limit 4", "HOROVOD_ELASTIC=1",
      "--min-np 1 --max-np 3 --restarts 4 --start-timeout 50s"),
+    ("--min-np 1 --max-np 1 --reset-limit 0", "HOROVOD_ELASTIC=1",
+     "--min-np 1 --max-np 1 --restarts 0 --start-timeout 600s"),
 ])
 def test_horovodrun_flags_become_those_of_gradus_run(horovodrun, flags, settings, words):
     found = shown(horovodrun("-np", 1, "--verbose", *flags.split(), "true"))
@@ -164,6 +166,7 @@ def total(scale, plus=0):
         import horovod
         from functions import total
         print(horovod.run(total, (10,), {"plus": 1}, num_proc=3, hosts="localhost:3"))
+        print(horovod.run(total, (10,), hosts="localhost:2"))
         print(horovod.run(total, (1,), np=2, min_np=1, network_interface="lo", use_mpi=True))
         try:
             horovod.run(total, (1,), num_proc=2, hosts="nowhere.invalid:2", start_timeout=20)
@@ -171,8 +174,8 @@ def total(scale, plus=0):
             print(error)
         ''')
     lines = horovodrun(program=[str(program)]).stdout.splitlines()
-    assert lines[:2] == ["[31, 31, 31]", "[1, 1]"] and len(lines) == 3
-    assert "nowhere.invalid" in lines[2]
+    assert lines[:3] == ["[31, 31, 31]", "[0]", "[1, 1]"] and len(lines) == 4
+    assert "nowhere.invalid" in lines[3]
 
 
 def test_horovod_run_replaces_lost_workers_of_an_elastic_job(horovodrun, ranks):

@@ -48,6 +48,15 @@ run(go_on, (), add_four, num_proc=3, min_num_proc=1)
 run(fail, (1,), add_four)
 run(fail, (1,), lambda launcher: None, start_timeout=0.5)
 run(fail, (1,), add, num_proc=4)
+try:
+    _offered.run(die, (1,), None, "127.0.0.1", add_four, num_proc=2, min_num_proc=None,
+                 max_num_proc=3, reset_limit=0, nics=None, start_timeout=None, env={},
+                 on_report=print)
+except gradus.RankError as error:
+    print(error.peer, len([slot.stdout.read() for slot in slots]))
+slots.clear()
+_offered._run.call = lambda *words, **more: words[6].run_flags
+run(fail, (1,), add, reset_limit=0)
 '''
 
 
@@ -66,4 +75,5 @@ def test_lost_slot_is_replaced_and_failures_are_named(ranks):
         "InvalidError run: --listen: agents with 0 slots have joined within 0 s (--start-timeout), "
         "and the job needs 2 to begin; 0 connections were refused", "[]",
         "InvalidError run_elastic: there are 4 workers, at least 4 and at most 3; it is least, "
-        "workers, most, and 1 or more", "[]"], done
+        "workers, most, and 1 or more", "[]", "1 4",
+        "['--min-workers', '2', '--max-workers', '3', '--restarts', '0'] []", "[]"], done

@@ -24,8 +24,9 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Dic
         network_interfaces: Optional[Sequence[str]] = None, executable: Optional[str] = None,
         np: Optional[int] = None, min_np: Optional[int] = None,
         max_np: Optional[int] = None) -> List[Any]:
-    """Runs func(*args, **kwargs) on num_proc processes, here or on other hosts, by gradus.run, and
-    returns their results in the order of the ranks. What concerns MPI or a cache has no meaning.
+    """Runs func(*args, **kwargs) on num_proc processes (1, if it is not given), here or on other
+    hosts, by gradus.run, and returns their results in the order of the ranks. What concerns MPI or
+    a cache has no meaning.
 
     With min_num_proc, max_num_proc or host_discovery_script the job is elastic: it starts with
     num_proc workers, goes on with min_num_proc (else num_proc) of them, and starts another one in
@@ -36,14 +37,13 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Dic
     InvalidError: an argument is wrong, a host cannot be reached, or the function cannot be
     pickled."""
     least, most = min_num_proc or min_np, max_num_proc or max_np
-    count = num_proc or np or least
+    count = num_proc or np or least or 1
     env = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
     elastic: Dict[str, Any] = {"reset_limit": reset_limit}
     if least or most or host_discovery_script:
         env["HOROVOD_ELASTIC"] = "1"
-        count = count or 1
         elastic = {"min_num_proc": least or count, "max_num_proc": most or MOST,
-                   "reset_limit": reset_limit or RESTARTS}
+                   "reset_limit": RESTARTS if reset_limit is None else reset_limit}
     try:
         return gradus.run(
             func, args, kwargs, count, env=env, hosts=hosts, hostfile=hostfile, slots=slots,

@@ -66,6 +66,13 @@ def _positive(text: str) -> int:
     return number
 
 
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return number
+
+
 def _not_negative(text: str) -> float:
     number = float(text)
     if not number >= 0:
@@ -107,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
         "no number")
     add("--elastic-timeout", type=_positive, metavar="S", help="seconds in which processes must "
         "have come after a change")
-    add("--reset-limit", type=_positive, help="how often a worker is replaced")
+    add("--reset-limit", type=_count, help="how often a worker is replaced")
     add("--host-discovery-script", metavar="SCRIPT", help="prints the hosts that there are, a "
         "line like host1:4 for each")
     group = parser.add_argument_group("what is told")
@@ -213,7 +220,8 @@ def command_of(found: argparse.Namespace) -> Tuple[List[str], Dict[str, str]]:
     if elastic:
         words += ["--min-np", str(found.min_num_proc or found.num_proc),
                   "--max-np", str(found.max_num_proc or MOST),
-                  "--restarts", str(found.reset_limit or RESTARTS)]
+                  "--restarts",
+                  str(RESTARTS if found.reset_limit is None else found.reset_limit)]
     seconds = [found.start_timeout or _seconds("HOROVOD_START_TIMEOUT"),
                (found.elastic_timeout or _seconds("HOROVOD_ELASTIC_TIMEOUT") or 600)
                if elastic else 0]
