@@ -25,6 +25,7 @@ __all__ = ["RayExecutor", "Settings", "run_elastic"]
 
 _CAUSE_S = 30.0  # so long the cause is waited for, when ranks say that another one is lost
 _LOOK_S = 1.0  # between looks at the slots of a job that is elastic
+_ROUNDING = 1e-6  # of a resource, of which Ray counts ten-thousandths
 _CALLS = 1000  # of an actor at a time, which is Ray's own number
 
 
@@ -301,14 +302,15 @@ def run_elastic(fn: Callable[..., Any], args: Sequence[Any] = (),
 
     Raises RankError, InvalidError, as gradus.run does."""
     import ray
-    slots = _Slots({"CPU": cpus_per_worker, "GPU": gpus_per_worker}, max_num_proc)
+    size = num_proc or min_num_proc or 1
+    slots = _Slots({"CPU": cpus_per_worker, "GPU": gpus_per_worker}, size, max_num_proc)
     try:
         here = ray.get_runtime_context().get_node_id()
         host = next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == here)
-        return _offered.run(fn, args, kwargs, host, slots.begin,
-                            num_proc=num_proc or min_num_proc or 1, min_num_proc=min_num_proc,
-                            max_num_proc=max_num_proc, reset_limit=reset_limit,
-                            start_timeout=start_timeout, env=env, nics=nics, on_report=on_report)
+        return _offered.run(fn, args, kwargs, host, slots.begin, num_proc=size,
+                            min_num_proc=min_num_proc, max_num_proc=max_num_proc,
+                            reset_limit=reset_limit, start_timeout=start_timeout, env=env,
+                            nics=nics, on_report=on_report)
     finally:
         slots.close()
 
@@ -321,11 +323,12 @@ class _Slot:
 
 
 class _Slots:
-    """As many actors as the job may have workers; Ray starts those that have room."""
+    """As many actors as the job may have workers; Ray starts those that have room. They ask for
+    room for the first workers, where no node has it."""
 
-    def __init__(self, need: Mapping[str, float], most: Optional[int]) -> None:
+    def __init__(self, need: Mapping[str, float], least: int, most: Optional[int]) -> None:
         self._need = {kind: count for kind, count in need.items() if count}
-        self._most = most
+        self._least, self._most = least, most
         self._over = threading.Event()
         self._thread: Optional[threading.Thread] = None
 
@@ -343,21 +346,24 @@ class _Slots:
         import ray
         if self._most is not None:
             return self._most
-        return sum(int(min(node["Resources"].get(kind, 0) // count
-                           for kind, count in self._need.items()))
+        # As a float 1 // 0.1 is 9.
+        room = sum(min(int(node["Resources"].get(kind, 0) / count + _ROUNDING)
+                       for kind, count in self._need.items())
                    for node in ray.nodes() if node["Alive"]) if self._need else 1
+        return max(room, self._least)
 
     def _keep(self, launcher: _offered.Launcher) -> None:
         import ray
         kind = ray.remote(_Slot).options(num_cpus=self._need.get("CPU", 0),
                                          num_gpus=self._need.get("GPU", 0))
         actors: Dict[Any, Any] = {}  # by what they return
-        while not self._over.wait(_LOOK_S if actors else 0):
+        while not self._over.is_set():
             for ref in ray.wait(list(actors), num_returns=len(actors), timeout=0)[0] \
                     if actors else ():
                 ray.kill(actors.pop(ref))  # the actor, its node or its agent is lost
             while len(actors) < min(self._wanted(), _offered.MOST):
                 actor = kind.remote()
                 actors[actor.serve.remote(launcher)] = actor
+            self._over.wait(_LOOK_S)
         for actor in actors.values():
             ray.kill(actor)

@@ -77,3 +77,41 @@ def test_lost_slot_is_replaced_and_failures_are_named(ranks):
         "InvalidError run_elastic: there are 4 workers, at least 4 and at most 3; it is least, "
         "workers, most, and 1 or more", "[]", "1 4",
         "['--min-workers', '2', '--max-workers', '3', '--restarts', '0'] []", "[]"], done
+
+
+SLOTS = '''
+import sys
+import time
+from unittest import mock
+
+from gradus import ray
+# Ray itself is not needed (test_ray.py has it): a cluster of these nodes.
+cluster = mock.MagicMock()
+cluster.wait.return_value = [], []
+sys.modules["ray"] = cluster
+
+
+def count(cores, *words):
+    """Actors that are asked for, and looks at the nodes meanwhile."""
+    cluster.reset_mock()
+    cluster.nodes.return_value = [{"Alive": True, "Resources": {"CPU": cores}},
+                                  {"Alive": False, "Resources": {"CPU": 64}}]
+    actor = cluster.remote.return_value.options.return_value.remote
+    actor.side_effect = lambda: mock.MagicMock()
+    slots = ray._Slots(*words)
+    slots.begin(None)
+    time.sleep(0.3)
+    slots.close()
+    return actor.call_count, cluster.nodes.call_count < 20
+
+
+print(count(0, {"CPU": 1}, 2, None), count(1, {"CPU": 0.1}, 2, None), count(1, {"CPU": 0.5}, 1, 4))
+'''
+
+
+def test_slots_of_ray_are_asked_for_where_no_node_has_room(ranks):
+    path = ranks.write("")
+    path.write_text(SLOTS)
+    done = subprocess.run([ranks.python, path], text=True, capture_output=True, timeout=60,
+                          env=ranks.gradus.environment(ranks.environment))
+    assert done.stdout == "(2, True) (10, True) (4, True)\n", done.stderr
