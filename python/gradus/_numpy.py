@@ -148,3 +148,10 @@ def run(requests: Sequence[Request], process_set: ProcessSet,
             raise error
         raise HorovodInternalError(f"{error} (here {labels[index]})") from error
     return results
+
+
+def broadcast_all(values: Sequence[Any], root_rank: int, process_set: ProcessSet,
+                  labels: Sequence[str]) -> List[numpy.ndarray]:
+    """Root's values of variables, which ranks match by their numbers."""
+    return run([broadcast(value, root_rank, Made(f"variable.{index}"), process_set)
+                for index, value in enumerate(values)], process_set, labels)

@@ -4,7 +4,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 from .. import _numpy
 from .._gradients import label_of
-from .._submit import Average, Made, ReduceOp, op_of
+from .._submit import Average, ReduceOp, op_of
 from .._world import ProcessSet, global_process_set, rank
 from ._backends import Compression
 from ._framework import BACKEND, IS_3, keras, value_of
@@ -15,9 +15,8 @@ def send_variables(named: Sequence[Tuple[str, Any]], root_rank: int,
     """All ranks end with root's values of the variables."""
     if not process_set.included():
         return
-    requests = [_numpy.broadcast(value_of(variable), root_rank, Made(f"variable.{index}"),
-                                 process_set) for index, (_, variable) in enumerate(named)]
-    found = _numpy.run(requests, process_set, [label for label, _ in named])
+    found = _numpy.broadcast_all([value_of(variable) for _, variable in named], root_rank,
+                                 process_set, [label for label, _ in named])
     if rank() != root_rank:
         for (_, variable), value in zip(named, found):
             variable.assign(value)

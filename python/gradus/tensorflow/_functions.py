@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from .. import _numpy, _objects
 from .._gradients import label_of
-from .._submit import Made
 from .._world import ProcessSet, global_process_set
 from ._ops import call, plain
 
@@ -24,9 +23,7 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int,
     labels = [label_of(variable) for variable in variables]
 
     def send(*arrays: Any) -> List[Any]:
-        return _numpy.run([_numpy.broadcast(array, root_rank, Made(f"variable.{index}"),
-                                            process_set)
-                           for index, array in enumerate(arrays)], process_set, labels)
+        return _numpy.broadcast_all(arrays, root_rank, process_set, labels)
     found = call(send, values, [value.dtype for value in values],
                  [value.shape for value in values])
     done = [variable.assign(value) for variable, value in zip(variables, found)]

@@ -19,7 +19,6 @@ from .._elastic import ObjectState, State, run
 from .._engine import HorovodInternalError, HostsUpdatedInterrupt
 from .._gradients import label_of
 from .._objects import broadcast_object
-from .._submit import Made
 from .._world import global_process_set, rank
 
 
@@ -61,10 +60,8 @@ class TensorFlowState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        requests = [_numpy.broadcast(value, 0, Made(f"variable.{index}"), global_process_set)
-                    for index, value in enumerate(self._read())]
-        self._values = _numpy.run(requests, global_process_set,
-                                  [label_of(one) for one in self.variables])
+        self._values = _numpy.broadcast_all(self._read(), 0, global_process_set,
+                                            [label_of(one) for one in self.variables])
         self._write()
         super().sync()
 
