@@ -7,7 +7,7 @@ import numpy
 
 from ._engine import HorovodInternalError, Request, Signature
 from ._execute import Arrays, Memory, adasum, kind_of
-from ._submit import Adasum, Made, ReduceOp, name_of, root_of, splits_of
+from ._submit import Adasum, Made, ReduceOp, factors_of, name_of, root_of, splits_of
 from ._world import ProcessSet, world
 from .errors import InvalidError
 
@@ -66,12 +66,11 @@ def allreduce(values: Sequence[Any], name: Optional[str], op: ReduceOp, prescale
     kind = "allreduce" if len(values) == 1 else "grouped_allreduce"
     arrays = [_dense(value, kind) for value in values]
     results = [numpy.empty_like(array, order="C") for array in arrays]
-    zero = prescale == 0 or postscale == 0  # the library takes 0 for "not scaled"
-    words = (1.0, 1.0) if zero else (prescale, postscale)
+    prescale, postscale, zero = factors_of(prescale, postscale)
 
     def finish() -> List[numpy.ndarray]:
         return [numpy.zeros_like(one) for one in results] if zero else results
-    signature = _signature("allreduce", arrays, op=op.op, prescale=words[0], postscale=words[1])
+    signature = _signature("allreduce", arrays, op=op.op, prescale=prescale, postscale=postscale)
     return _request(name_of(kind, name, process_set), signature, arrays,
                     [_memory(one) for one in results], finish)
 
@@ -115,14 +114,13 @@ def reducescatter(values: Sequence[Any], name: Optional[str], op: ReduceOp, pres
         raise NotImplementedError(f"{kind} with Adasum is not supported")
     arrays = [_rows(_dense(value, kind), kind) for value in values]
     outputs: List[Memory] = []
-    zero = prescale == 0 or postscale == 0
-    words = (1.0, 1.0) if zero else (prescale, postscale)
+    prescale, postscale, zero = factors_of(prescale, postscale)
 
     def finish() -> List[numpy.ndarray]:
         found = [one.owner for one in outputs]
         return [numpy.zeros_like(one) for one in found] if zero else found
-    signature = _signature("reducescatter", arrays, op=op.op, prescale=words[0],
-                           postscale=words[1])
+    signature = _signature("reducescatter", arrays, op=op.op, prescale=prescale,
+                           postscale=postscale)
     return _request(name_of(kind, name, process_set), signature, arrays, outputs, finish)
 
 
