@@ -136,10 +136,39 @@ static gr_status bind_job(gr_cli_run *run, gr_job *job, gr_diag *diag)
     return status == GR_OK ? find_checkpoint(run, job, diag) : status;
 }
 
+/* Where the workers would run; NULL: on one host. */
+static gr_status place_workers(const gr_cli_run *run, const gr_job *job, gr_topology **topology_out,
+                               gr_diag *diag)
+{
+    gr_host_list hosts = run->hosts;
+    uint64_t *host_ids = calloc((size_t)job->workers, sizeof *host_ids);
+    *topology_out = NULL;
+    gr_status status = host_ids != NULL ? GR_OK : GR_E_NO_MEMORY;
+    if (status == GR_OK && hosts.count > 1) {
+        status = gr_host_list_deal(&hosts, job->workers, diag);
+        for (int i = 0; status == GR_OK && i < hosts.count; i++) {
+            for (int k = 0; k < hosts.at[i].workers; k++) {
+                host_ids[hosts.at[i].first + k] = (uint64_t)i;
+            }
+        }
+        status =
+            status == GR_OK ? gr_topology_create(host_ids, job->workers, topology_out) : status;
+    }
+    free(host_ids);
+    return status == GR_E_NO_MEMORY
+               ? gr_fail(diag, status, "no memory for %d workers", job->workers)
+               : status;
+}
+
 /* What --dry-run says of the job to people. */
 static gr_status explain(gr_cli_run *run, const gr_job *job, gr_diag *diag)
 {
-    gr_status status = gr_job_print(job, run->unbound, stdout, diag);
+    gr_topology *topology;
+    gr_status status = place_workers(run, job, &topology, diag);
+    if (status == GR_OK) {
+        status = gr_job_print(job, topology, run->unbound, stdout, diag);
+        gr_topology_destroy(topology);
+    }
     if (run->resume != NULL) {
         printf("goes on from %s\n", run->resume);
     }

@@ -484,3 +484,14 @@ library.gr_comm_destroy(comm)
 sys.exit(status != 0)
 """), env={"GRADUS_ALGORITHM": "allgather=bruck"})
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("words, link, algorithm", [
+    ([], "shm", "shm"), (["--link", "tcp"], "tcp", "tree"),
+    (["-H", "a:2,b:2"], "tcp", "hierarchical"), (["-H", "a:4,b:4"], "shm", "shm")])
+def test_dry_run_tells_the_algorithm_that_the_hosts_would_run(gradus, words, link, algorithm):
+    done = gradus("run", "--dry-run", "-np", 4, *words,
+                  gradus.source / "examples/digits/cnn.yaml")
+    assert done.returncode == 0, done.stderr
+    assert f" a step over {link}, exact" in done.stdout
+    assert f"            one bucket, about 102.4 KiB: {algorithm}: " in done.stdout

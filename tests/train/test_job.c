@@ -591,7 +591,7 @@ static char *print(gr_job *job)
     gr_diag diag;
     FILE *file = open_memstream(&text, &size);
     assert_non_null(file);
-    gr_status status = gr_job_print(job, NULL, file, &diag);
+    gr_status status = gr_job_print(job, NULL, NULL, file, &diag);
     assert_int_equal(fclose(file), 0);
     if (status != GR_OK) {
         fail_msg("%s", diag.text);

@@ -8,6 +8,7 @@
 
 #include "base/arena.h"
 #include "data/dataset.h"
+#include "group/topology.h"
 #include "nn/loss.h"
 #include "nn/model.h"
 #include "nn/optimizer.h"
@@ -215,8 +216,9 @@ typedef struct gr_job_times {
 gr_status gr_job_measure(const gr_job *job, gr_job_times *times_out, gr_diag *diag) GR_MUST_CHECK;
 
 /* --dry-run: layers with shapes and parameter counts, memory per worker, batch arithmetic, the
- * plan. Of a job that is not bound, what is known without its data, and `why_not`. */
-gr_status gr_job_print(const gr_job *job, const char *why_not, FILE *file,
-                       gr_diag *diag) GR_MUST_CHECK;
+ * plan. Of a job that is not bound, what is known without its data, and `why_not`. `topology`: of
+ * its workers; NULL: one host. */
+gr_status gr_job_print(const gr_job *job, const gr_topology *topology, const char *why_not,
+                       FILE *file, gr_diag *diag) GR_MUST_CHECK;
 
 #endif

@@ -352,7 +352,8 @@ static void print_servers(const gr_job *job, const measured *m, FILE *file)
     print_compression(job, file);
 }
 
-static gr_status print_plan(const gr_job *job, const measured *m, FILE *file, gr_diag *diag)
+static gr_status print_plan(const gr_job *job, const gr_topology *topology, const measured *m,
+                            FILE *file, gr_diag *diag)
 {
     const gr_distribution_config *d = &job->distribution;
     fprintf(file, "workers     %d with %" PRId64 " thread%s each\n", job->workers,
@@ -370,7 +371,8 @@ static gr_status print_plan(const gr_job *job, const measured *m, FILE *file, gr
         print_compression(job, file);
         return GR_OK;
     }
-    gr_link_kind link = d->link == 2 ? GR_LINK_TCP : GR_LINK_SHM; /* auto: one host */
+    bool one_host = topology == NULL || topology->host_count == 1;
+    gr_link_kind link = d->link == 2 || !one_host ? GR_LINK_TCP : GR_LINK_SHM;
     gr_selection selection;
     const gr_selection_config choosing = {.text = getenv("GRADUS_ALGORITHM"),
                                           .exact = d->exact,
@@ -382,7 +384,10 @@ static gr_status print_plan(const gr_job *job, const measured *m, FILE *file, gr
     }
     gr_plan_shape shape = {.coll = GR_COLL_ALLREDUCE,
                            .world_size = job->workers,
-                           .shards = d->exact ? job->shards : job->workers};
+                           .shards = d->exact ? job->shards : job->workers,
+                           .shared = link == GR_LINK_SHM,
+                           .topology = one_host ? NULL : topology};
+    selection.shared = shape.shared;
     uint64_t bytes = (GR_STEP_HEADER + gr_model_values(m->model)) * sizeof(float);
     uint64_t first = (uint64_t)d->bucket_bytes_first;
     char text[SIZE_TEXT_BYTES];
@@ -433,7 +438,8 @@ static void print_checkpoint(const gr_job *job, FILE *file)
     fprintf(file, "            rank 0 holds weights and optimizer twice for it\n");
 }
 
-gr_status gr_job_print(const gr_job *job, const char *why_not, FILE *file, gr_diag *diag)
+gr_status gr_job_print(const gr_job *job, const gr_topology *topology, const char *why_not,
+                       FILE *file, gr_diag *diag)
 {
     measured m = {0};
     gr_status status = measure(job, &m, diag);
@@ -450,7 +456,7 @@ gr_status gr_job_print(const gr_job *job, const char *why_not, FILE *file, gr_di
         if (job->dataset != NULL) {
             print_memory(job, &m, file);
         }
-        status = print_plan(job, &m, file, diag);
+        status = print_plan(job, topology, &m, file, diag);
     }
     if (status == GR_OK) {
         fprintf(file, "output      %s\n", job->config.output);
