@@ -143,7 +143,8 @@ gr_status gr_checkpoint_lock_take(const char *folder, const gr_checkpoint_writer
         if (gr_now_ns() >= deadline_ns) {
             return gr_fail(diag, GR_E_INVALID,
                            "another run (process %d) writes its checkpoints into %s; wait for its "
-                           "end, or choose another folder (checkpoint: to, --checkpoint-to)",
+                           "end (gradus ls shows the jobs that run, gradus attach their output), "
+                           "or choose another folder (checkpoint: to, --checkpoint-to)",
                            owner.process, folder);
         }
         (void)poll(NULL, 0, LOOK_MS);
