@@ -24,7 +24,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { ROLES_TEXT_BYTES = 200, HOST_BYTES = 100, PORT_BYTES = 8 };
+enum { ROLES_TEXT_BYTES = 200, PORT_BYTES = 8 };
 
 /* ---- Roles ----------------------------------------------------------------------------------- */
 
@@ -111,9 +111,9 @@ gr_status gr_roles_parse(const char *text, gr_roles *roles_out, gr_diag *diag)
 
 /* What the tasks tell each other; texts, the same on every machine. */
 typedef struct task {
-    char own[HOST_BYTES];      /* by this address it reaches the coordinator; "": it is on that host
+    char own[GR_HOST_BYTES]; /* by this address it reaches the coordinator; "": it is on that host
                                 */
-    char launcher[HOST_BYTES]; /* and by this one the coordinator's host is reached from there */
+    char launcher[GR_HOST_BYTES]; /* and by this one the coordinator's host is reached from there */
     char port[PORT_BYTES];
 } task;
 
@@ -132,7 +132,8 @@ static gr_status take_port(char text_out[PORT_BYTES], gr_diag *diag)
 }
 
 /* "tcp:host:port" or "tcp:[host]:port"; false: no address of a network. */
-static bool split_address(const char *address, char host_out[HOST_BYTES], char port_out[PORT_BYTES])
+static bool split_address(const char *address, char host_out[GR_HOST_BYTES],
+                          char port_out[PORT_BYTES])
 {
     const char *colon = address != NULL ? strrchr(address, ':') : NULL;
     if (colon == NULL || strncmp(address, "tcp:", 4) != 0 || colon < address + 5) {
@@ -140,7 +141,8 @@ static bool split_address(const char *address, char host_out[HOST_BYTES], char p
     }
     bool bracket = address[4] == '[';
     int size = (int)(colon - address) - 4 - 2 * bracket;
-    snprintf(host_out, HOST_BYTES, "%.*s", size < HOST_BYTES ? size : 0, address + 4 + bracket);
+    snprintf(host_out, GR_HOST_BYTES, "%.*s", size < GR_HOST_BYTES ? size : 0,
+             address + 4 + bracket);
     snprintf(port_out, PORT_BYTES, "%s", colon + 1);
     return host_out[0] != '\0';
 }
@@ -251,7 +253,7 @@ static gr_status meet(const gr_roles *roles, gr_comm *comm, const char *coordina
     }
     if (status == GR_OK) {
         for (int i = 0; i < roles->tasks; i++) { /* a peer's words */
-            tasks[i].own[HOST_BYTES - 1] = tasks[i].launcher[HOST_BYTES - 1] = '\0';
+            tasks[i].own[GR_HOST_BYTES - 1] = tasks[i].launcher[GR_HOST_BYTES - 1] = '\0';
             tasks[i].port[PORT_BYTES - 1] = '\0';
         }
         config = make_config(roles, tasks, rank);

@@ -57,7 +57,8 @@ static gr_status lookup_port(gr_joining *join, gr_diag *diag)
     gr_bootstrap *b = join->group->bootstrap;
     const gr_launch *launch = &join->config->launch;
     (void)diag;
-    snprintf(b->coordinator, sizeof b->coordinator, "tcp:%.100s:%d", launch->host, launch->port);
+    _Static_assert(sizeof b->coordinator >= GR_LAUNCH_TEXT_BYTES + 16, "all of the host's name");
+    snprintf(b->coordinator, sizeof b->coordinator, "tcp:%s:%d", launch->host, launch->port);
     return GR_OK;
 }
 

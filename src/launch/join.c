@@ -266,8 +266,11 @@ gr_status gr_join_dial(const char *at, int slots, const uint8_t token[GR_SECRET_
         return status;
     }
     bool colon = strchr(host, ':') != NULL;
-    snprintf(address, sizeof address, "tcp:%s%.90s%s:%.10s", colon ? "[" : "", host,
-             colon ? "]" : "", port);
+    int size = snprintf(address, sizeof address, "tcp:%s%s%s:%s", colon ? "[" : "", host,
+                        colon ? "]" : "", port);
+    if (size >= (int)sizeof address) {
+        return gr_fail(diag, GR_E_INVALID, "\"%s\" is no address; write HOST:PORT", at);
+    }
     for (bool told = false;;) {
         gr_diag why = {0};
         status = dial_once(address, &config, arrival_out, &why);

@@ -41,7 +41,7 @@ typedef struct gr_acceptor_config {
 
 enum {
     GR_ACCEPTOR_HALF_OPEN_MAX = 4096,
-    GR_ACCEPTOR_ADDRESSES_BYTES = 640 /* what a connect takes */
+    GR_ACCEPTOR_ADDRESSES_BYTES = 512 + GR_ADDRESS_BYTES /* what a connect takes */
 };
 
 /* An authenticated connection; the fd and the session on it belong to the receiver. */

@@ -18,7 +18,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { BACKLOG = 4096, NAME_RANDOM_BYTES = 12, HOST_BYTES = 100 };
+enum { BACKLOG = 4096, NAME_RANDOM_BYTES = 12 };
 
 static const char unix_mark[] = "unix:@", tcp_mark[] = "tcp:";
 
@@ -117,7 +117,7 @@ static gr_status listen_tcp(const char *host, gr_ports ports, char address_out[G
         return gr_fail(diag, GR_E_INVALID, "cannot listen on host \"%s\": %s", host,
                        gai_strerror(error));
     }
-    char numeric[HOST_BYTES], port[16];
+    char numeric[GR_HOST_BYTES], port[16];
     struct sockaddr_storage at;
     socklen_t size = sizeof at;
     int fd = bind_tcp(found, ports, true);
@@ -252,11 +252,12 @@ static gr_status connect_socket(int context, const struct sockaddr *at, socklen_
 static gr_status malformed(const char *address, gr_diag *diag)
 {
     return gr_fail(diag, GR_E_INVALID,
-                   "\"%.128s\" is not an address; one reads tcp:HOST:PORT or unix:@NAME", address);
+                   "\"%.*s\" is not an address; one reads tcp:HOST:PORT or unix:@NAME",
+                   GR_ADDRESS_BYTES, address);
 }
 
 /* The host and the port of "tcp:HOST:PORT"; false: it is not of that form. */
-static bool split_tcp(const char *address, char host_out[HOST_BYTES], const char **port_out)
+static bool split_tcp(const char *address, char host_out[GR_HOST_BYTES], const char **port_out)
 {
     if (strncmp(address, tcp_mark, strlen(tcp_mark)) != 0) {
         return false;
@@ -272,7 +273,7 @@ static bool split_tcp(const char *address, char host_out[HOST_BYTES], const char
         from++;
         size -= 2;
     }
-    if (size >= HOST_BYTES) {
+    if (size >= GR_HOST_BYTES) {
         return false;
     }
     memcpy(host_out, from, size);
@@ -291,7 +292,7 @@ static int find_number(const char *host, const char *port, struct addrinfo **fou
 
 bool gr_address_name(const char *address, char host_out[GR_ADDRESS_BYTES])
 {
-    char host[HOST_BYTES];
+    char host[GR_HOST_BYTES];
     const char *port;
     struct addrinfo *found = NULL;
     if (!split_tcp(address, host, &port) || host[0] == '\0') {
@@ -309,7 +310,7 @@ bool gr_address_name(const char *address, char host_out[GR_ADDRESS_BYTES])
 void gr_address_with_host(const char *address, const struct sockaddr_storage *host,
                           char address_out[GR_ADDRESS_BYTES])
 {
-    char numeric[HOST_BYTES] = "?";
+    char numeric[GR_HOST_BYTES] = "?";
     const char *port = strrchr(address, ':');
     bool six = host->ss_family == AF_INET6;
     socklen_t size = six ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
@@ -321,7 +322,7 @@ void gr_address_with_host(const char *address, const struct sockaddr_storage *ho
 
 static gr_status connect_tcp(const char *address, int *fd_out, gr_diag *diag)
 {
-    char host[HOST_BYTES];
+    char host[GR_HOST_BYTES];
     const char *port;
     struct addrinfo *found = NULL;
     if (!split_tcp(address, host, &port)) {

@@ -45,8 +45,9 @@ typedef struct gr_link_caps {
 
 enum {
     GR_SECRET_BYTES = 32,
-    GR_ADDRESS_BYTES = 128,
-    GR_LINK_RAILS_MAX = 8 /* connections that make up one link */
+    GR_HOST_BYTES = 256, /* of a host: a number, or a DNS name, which has at most 253 characters */
+    GR_ADDRESS_BYTES = GR_HOST_BYTES + 24, /* "tcp:[", the host, "]:65535" */
+    GR_LINK_RAILS_MAX = 8                  /* connections that make up one link */
 };
 
 /* What precedes each payload. On the wire it is encoded little-endian with magic, version and a

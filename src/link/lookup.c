@@ -25,7 +25,7 @@ struct gr_lookup {
     atomic_bool over;   /* `error` and `found` are written; before that they are the thread's */
     int error;
     gr_host_addresses found;
-    char host[GR_LOOKUP_NAME_BYTES];
+    char host[GR_HOST_BYTES];
 };
 
 static int resolve(void *arg, const char *host, gr_host_addresses *found_out)

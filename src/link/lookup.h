@@ -15,7 +15,7 @@
 
 #include <sys/socket.h>
 
-enum { GR_HOST_ADDRESSES_MAX = 8, GR_LOOKUP_NAME_BYTES = 256 };
+enum { GR_HOST_ADDRESSES_MAX = 8 };
 
 typedef struct gr_host_addresses {
     int count; /* those beyond GR_HOST_ADDRESSES_MAX are left out */

@@ -236,7 +236,9 @@ def test_what_cannot_be(gradus, words, env, sentence):
     assert done.returncode == 2 and sentence in done.stderr
 
 
-def test_agent_waits_for_the_name_of_its_launcher(gradus, tmp_path):
+@pytest.mark.parametrize("name", [
+    "new-host", f"{'n' * 54}-worker-0.{'n' * 60}.{'s' * 60}.svc"], ids=["short", "long"])
+def test_agent_waits_for_the_name_of_its_launcher(gradus, tmp_path, name):
     """The agent has files of names of its own, of which one gets the name while it waits."""
     (tmp_path / "hosts").touch()
     (tmp_path / "switch").write_text("hosts: files\n")
@@ -249,10 +251,10 @@ def test_agent_waits_for_the_name_of_its_launcher(gradus, tmp_path):
     launcher = gradus.start("run", "-np", 1, "--listen", "127.0.0.1:0", "--", "echo", "here",
                             env=env)
     port = int(launcher.stderr.readline().rsplit(":", 1)[1])
-    agent = gradus.start(*apart, f"{script} {gradus.program} agent --join new-host:{port}",
+    agent = gradus.start(*apart, f"{script} {gradus.program} agent --join {name}:{port}",
                          program="unshare", env=env)
-    assert 'cannot find the host "new-host"' in agent.stderr.readline()
-    (tmp_path / "hosts").write_text("127.0.0.1 new-host\n")
+    assert f'cannot find the host "{name}"' in agent.stderr.readline()
+    (tmp_path / "hosts").write_text(f"127.0.0.1 {name}\n")
     assert finish(launcher)[0].endswith("here\n")
     assert finish(agent) == ("", "")
 

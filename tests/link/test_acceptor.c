@@ -174,6 +174,7 @@ static void test_each_failed_dial_is_told(void **state)
 
 /* A resolver of the test's own. It may wait until the test lets it go on. */
 typedef struct names {
+    const char *name;     /* that it is asked for; NULL: "coordinator.test" */
     const char *hosts[4]; /* in the resolver's order */
     int error;
     sem_t *wait; /* NULL: answers at once */
@@ -183,7 +184,7 @@ typedef struct names {
 static int resolve(void *arg, const char *host, gr_host_addresses *found_out)
 {
     names *of = arg;
-    assert_string_equal(host, "coordinator.test");
+    assert_string_equal(host, of->name != NULL ? of->name : "coordinator.test");
     if (of->wait != NULL) {
         sem_wait(of->wait);
     }
@@ -225,7 +226,8 @@ static void named_open(named *n)
     config.resolver = resolve;
     config.resolver_arg = &n->names;
     assert_int_equal(gr_acceptor_create(&config, &n->caller, NULL), GR_OK);
-    snprintf(n->address, sizeof n->address, "tcp:coordinator.test%s",
+    snprintf(n->address, sizeof n->address, "tcp:%s%s",
+             n->names.name != NULL ? n->names.name : "coordinator.test",
              strrchr(gr_acceptor_address(n->listener), ':'));
 }
 
@@ -261,6 +263,22 @@ static void acceptor_all_addresses_of_a_name_are_tried(void **state)
     named n = {.names = {.hosts = {"::1", "127.0.0.3", "127.0.0.1"}}};
     gr_diag diag = {0};
     (void)state;
+    named_open(&n);
+    assert_int_equal(named_call(&n, &diag), GR_OK);
+    assert_int_equal(atomic_load(&n.names.asked), 1);
+    named_close(&n);
+}
+
+/* Four labels, the most that DNS has room for. */
+static void acceptor_longest_name_is_looked_up_whole(void **state)
+{
+    char name[253 + 1];
+    named n = {.names = {.name = name, .hosts = {"127.0.0.1"}}};
+    gr_diag diag = {0};
+    (void)state;
+    memset(name, 'n', sizeof name - 1);
+    name[63] = name[127] = name[191] = '.';
+    name[sizeof name - 1] = '\0';
     named_open(&n);
     assert_int_equal(named_call(&n, &diag), GR_OK);
     assert_int_equal(atomic_load(&n.names.asked), 1);
@@ -366,6 +384,7 @@ int main(void)
         cmocka_unit_test(test_a_flood_costs_no_handshakes),
         cmocka_unit_test(test_each_failed_dial_is_told),
         cmocka_unit_test(acceptor_all_addresses_of_a_name_are_tried),
+        cmocka_unit_test(acceptor_longest_name_is_looked_up_whole),
         cmocka_unit_test(acceptor_name_with_nobody_there_fails_and_names_the_address),
         cmocka_unit_test(acceptor_unknown_name_fails_at_once),
         cmocka_unit_test(acceptor_slow_name_server_blocks_nothing),
