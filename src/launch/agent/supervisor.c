@@ -294,6 +294,7 @@ static void leave(gr_supervisor *supervisor)
     const int launcher = (int)supervisor->config.launcher;
     close_visitor(supervisor->launcher, true);
     supervisor->launcher = NULL;
+    supervisor->dropping = false; /* the timer is that of --outlive from now on */
     supervisor->config.launcher_fd = -1;
     supervisor->config.launcher = 0;
     supervisor->alone_us = now_us();
@@ -311,12 +312,9 @@ static void on_timer(uv_timer_t *timer)
 {
     gr_supervisor *supervisor = timer->data;
     if (supervisor->dropping) {
-        supervisor->dropping = false;
         const gr_job_message dropped = {.kind = GR_JOB_DROPPED};
-        if (supervisor->launcher != NULL) {
-            (void)gr_job_send(supervisor->launcher->fd, &dropped, NULL);
-            leave(supervisor);
-        }
+        (void)gr_job_send(supervisor->launcher->fd, &dropped, NULL);
+        leave(supervisor);
     } else if (!gr_supervisor_is_attached(supervisor)) {
         supervisor->events.expired(supervisor->events.arg);
     }
@@ -325,7 +323,13 @@ static void on_timer(uv_timer_t *timer)
 bool gr_supervisor_drop_launcher(gr_supervisor *supervisor, bool if_gone)
 {
     if (supervisor->own || gr_supervisor_outlive_us(supervisor) == 0 ||
-        supervisor->events.arg == NULL || (if_gone && !launcher_is_gone(supervisor))) {
+        supervisor->events.arg == NULL) {
+        return false;
+    }
+    if (supervisor->launcher == NULL) {
+        return true; /* it is taken for gone already, and the timer runs */
+    }
+    if (if_gone && !launcher_is_gone(supervisor)) {
         return false;
     }
     /* Not at once: our caller may be about to use what the launcher has lent. */
