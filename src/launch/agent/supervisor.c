@@ -394,8 +394,8 @@ static void attach(gr_supervisor *supervisor, int fd, const int fds[2])
         close(fd);
         return;
     }
-    supervisor->launcher = watch(supervisor, fd, on_launcher);
-    if (supervisor->launcher == NULL || !gr_job_peer(fd, &pid, &uid)) {
+    supervisor->launcher = gr_job_peer(fd, &pid, &uid) ? watch(supervisor, fd, on_launcher) : NULL;
+    if (supervisor->launcher == NULL) {
         close(fd);
         return;
     }
