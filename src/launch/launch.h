@@ -54,6 +54,7 @@ typedef struct gr_launch_servers {
                           has said GRADUS_SERVERS_MET=yes */
     const char *file;     /* gets their addresses and the job's secret, as lines of a shell, for as
                           long as the job runs; NULL */
+    const char *run;      /* the job's GRADUS_RUN, by which it knows its file again */
 } gr_launch_servers;
 
 /* How other hosts are reached. */

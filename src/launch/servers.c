@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -57,17 +58,37 @@ static char *list_addresses(gr_launch_job *job)
     return list;
 }
 
+static const char run_mark[] = "# of run ";
+
 static gr_status write_servers(void *arg, int fd, gr_diag *diag)
 {
     const gr_launch_job *job = arg;
     char secret_hex[2 * GR_SECRET_BYTES + 1];
     gr_hex(job->secret, GR_SECRET_BYTES, secret_hex);
-    int written = dprintf(fd, "GRADUS_SERVERS=%s\nGRADUS_SECRET=%s\n%s", job->server_list,
-                          secret_hex, job->config->encrypt ? "GRADUS_ENCRYPT=yes\n" : "");
+    int written = dprintf(fd, "%s%s\nGRADUS_SERVERS=%s\nGRADUS_SECRET=%s\n%s", run_mark,
+                          job->config->server.run, job->server_list, secret_hex,
+                          job->config->encrypt ? "GRADUS_ENCRYPT=yes\n" : "");
     int error = written < 0 ? errno : 0;
     gr_wipe(secret_hex, sizeof secret_hex);
     gr_wipe_stack();
     return error == 0 ? GR_OK : gr_fail_errno(diag, "write", job->config->server.file, error);
+}
+
+/* Returns true if the file is what an earlier supervisor of this job has left, which was killed. */
+static bool is_own_file(const gr_launch_job *job)
+{
+    enum { FILE_BYTES_MAX = 1 << 20 };
+    const char *run = job->config->server.run;
+    char *text = NULL;
+    size_t size, mark = sizeof run_mark - 1, length = strlen(run);
+    if (gr_file_read(job->config->server.file, FILE_BYTES_MAX, &text, &size, NULL) != GR_OK) {
+        return false;
+    }
+    bool own = size > mark + length && memcmp(text, run_mark, mark) == 0 &&
+               memcmp(text + mark, run, length) == 0 && text[mark + length] == '\n';
+    gr_wipe(text, size);
+    free(text);
+    return own;
 }
 
 /* All that a client of this job's servers needs, in a file that nobody else may read. What is there
@@ -80,13 +101,16 @@ static gr_status write_file(gr_launch_job *job, gr_diag *diag)
     }
     if (!job->servers_filed) {
         int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR);
-        if (fd < 0) {
+        int error = fd < 0 ? errno : 0;
+        if (error != 0 && !(error == EEXIST && is_own_file(job))) {
             return gr_fail(diag, GR_E_INVALID, "--servers-file: cannot make \"%s\": %s%s", path,
-                           strerror(errno),
-                           errno == EEXIST ? "; unless a job that runs has made it, remove it"
+                           strerror(error),
+                           error == EEXIST ? "; unless a job that runs has made it, remove it"
                                            : "");
         }
-        close(fd);
+        if (fd >= 0) {
+            close(fd);
+        }
         job->servers_filed = true;
     }
     return gr_file_replace_by(path, write_servers, job, diag);

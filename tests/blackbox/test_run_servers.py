@@ -123,13 +123,18 @@ def test_a_server_that_cannot_start(gradus):
     assert not gradus.remains()
 
 
+def variables_of(servers_file):
+    return dict(line.split("=", 1) for line in servers_file.read_text().splitlines()
+                if not line.startswith("#"))
+
+
 def test_a_file_for_who_wants_to_look_in(gradus, ps_script, tmp_path):
     path = tmp_path / "job.servers"
     words = ["run", "-np", 1, "--servers", 2, "--servers-file", path, "--"]
     job = gradus.start(*words, *ps_script(FOREVER))
     read_lines(job.stdout, 1)
     assert path.stat().st_mode & 0o777 == 0o600
-    env = dict(line.split("=", 1) for line in path.read_text().splitlines())
+    env = variables_of(path)
     assert set(env) == {"GRADUS_SERVERS", "GRADUS_SECRET"}
     done = gradus("ps", "ls", env=env)
     assert done.returncode == 0 and "sum" in done.stdout, done
@@ -141,6 +146,23 @@ def test_a_file_for_who_wants_to_look_in(gradus, ps_script, tmp_path):
     assert not path.exists() and not gradus.remains()
     done = gradus("run", "-np", 1, "--servers-file", path, "--", "true")
     assert done.returncode == 2 and "--servers" in done.stderr, done
+
+
+def test_a_restarted_job_takes_its_file_over(gradus, ps_script, tmp_path):
+    """Its supervisor was killed, and nobody has removed the file. It stays that of this job."""
+    path = tmp_path / "job.servers"
+    job = gradus.start("run", "-np", 1, "--servers", 2, "--servers-file", path, "--restarts", 2,
+                       "--", *ps_script(FOREVER))
+    read_lines(job.stdout, 1)
+    before = path.read_text()
+    gradus.kill_supervisors()
+    read_lines(job.stdout, 1)
+    assert path.stat().st_mode & 0o777 == 0o600 and path.read_text() != before
+    assert gradus("ps", "ls", env=variables_of(path)).returncode == 0
+    path.write_text("of another job\n")
+    gradus.kill_supervisors()
+    assert f'--servers-file: cannot make "{path}"' in finish(job, 1)[1]
+    assert path.read_text() == "of another job\n"
 
 
 def test_a_dry_run_says_how_many_are_needed(gradus, tmp_path):
@@ -327,7 +349,7 @@ def wait_for_copies(gradus, path, servers):
     def whole():
         if not path.exists():
             return False
-        env = dict(line.split("=", 1) for line in path.read_text().splitlines())
+        env = variables_of(path)
         done = gradus("ps", "stats", "--json", env=env)
         counted = [json.loads(line) for line in done.stdout.splitlines()]
         return done.returncode == 0 and [c.get("unreplicated") for c in counted] == [0] * servers
