@@ -22,14 +22,27 @@
 
 enum { ARENA_BYTES_MAX = 256 << 20 }; /* of one host, for the time that it takes to start it */
 
-void gr_launch_job_notify_agent(const gr_host_agent *agent, int kind, int rank, int value)
+static void on_control(uv_poll_t *poll, int status, int events);
+
+void gr_launch_job_notify_agent(gr_host_agent *agent, int kind, int rank, int value)
 {
     const gr_agent_message message = {.kind = kind, .rank = rank, .pid = getpid(), .value = value};
     if (kind == GR_AGENT_START) {
         gr_supervisor_begin(agent->job->config->supervisor);
     }
-    if (gr_scheduler_is_active(gr_launch_job_host(agent)) && agent->control_fd >= 0) {
-        (void)gr_agent_send(agent->control_fd, &message);
+    if (!gr_scheduler_is_active(gr_launch_job_host(agent)) || agent->control_fd < 0) {
+        return;
+    }
+    bool waited = gr_agent_queue_holds(&agent->unsent);
+    int error = gr_agent_queue_send(&agent->unsent, agent->control_fd, &message);
+    if (error == 0 && !waited && gr_agent_queue_holds(&agent->unsent)) {
+        (void)uv_poll_start(&agent->poll, UV_READABLE | UV_WRITABLE, on_control);
+    }
+    if (error == ENOBUFS || error == ENOMEM) {
+        gr_log_write(agent->job->config->log, GR_LOG_WARN, "launch",
+                     "host %s does not read what it is told, and is given up",
+                     gr_host_label(&agent->host));
+        (void)shutdown(agent->control_fd, SHUT_RDWR); /* seen as its end */
     }
 }
 
@@ -160,8 +173,6 @@ static int fork_agent(gr_host_agent *agent, gr_agent_config *config, const int e
     return error;
 }
 
-static void on_control(uv_poll_t *poll, int status, int events);
-
 static gr_status watch_agent(gr_host_agent *agent, gr_diag *diag)
 {
     gr_launch_job *job = agent->job;
@@ -201,6 +212,7 @@ static agent_end forget_agent(gr_host_agent *agent)
         close(agent->words_fd);
     }
     agent->control_fd = agent->words_fd = -1;
+    gr_agent_queue_fini(&agent->unsent);
     while (agent->pid > 0 && waitpid(agent->pid, &wait_status, 0) < 0) {
         if (errno != EINTR) {
             wait_for_stranger(&agent->process);
@@ -421,7 +433,14 @@ static void on_control(uv_poll_t *poll, int status, int events)
 {
     gr_host_agent *agent = poll->data;
     (void)status;
-    (void)events;
+    if ((events & UV_WRITABLE) != 0) {
+        if (gr_agent_queue_flush(&agent->unsent, agent->control_fd) != 0) {
+            gr_agent_queue_fini(&agent->unsent); /* it is gone, as is read next */
+        }
+        if (!gr_agent_queue_holds(&agent->unsent)) {
+            (void)uv_poll_start(poll, UV_READABLE, on_control);
+        }
+    }
     while (gr_scheduler_is_active(gr_launch_job_host(agent))) {
         gr_agent_message message;
         int error = gr_agent_receive(agent->control_fd, &message);

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/codec.h"
 #include "base/hash.h"
+#include "launch/agent.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -153,6 +154,11 @@ bool gr_channel_has_room(const gr_channel *channel)
 {
     return room_of(channel) >=
            GR_PACKET_HEADER_BYTES + GR_PACKET_DATA_BYTES_MAX + GR_CHANNEL_RESERVE_BYTES;
+}
+
+bool gr_channel_has_room_for_message(const gr_channel *channel)
+{
+    return room_of(channel) >= GR_PACKET_HEADER_BYTES + GR_AGENT_MESSAGE_BYTES;
 }
 
 bool gr_channel_put(gr_channel *channel, int kind, uint32_t number, const void *data,

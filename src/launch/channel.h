@@ -64,6 +64,8 @@ bool gr_channel_put(gr_channel *channel, int kind, uint32_t number, const void *
                     size_t size_bytes);
 /* For the largest packet, and the reserve is left. */
 bool gr_channel_has_room(const gr_channel *channel);
+/* For a message, which may take of the reserve. */
+bool gr_channel_has_room_for_message(const gr_channel *channel);
 /* Writes what goes out at once, and wipes it here. */
 int gr_channel_flush(gr_channel *channel);
 /* Returns true if something has not gone out yet. */

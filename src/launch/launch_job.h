@@ -10,9 +10,9 @@
 
 #include "base/clock.h"
 #include "group/group.h"
-#include "launch/agent.h"
 #include "launch/agent/deputy.h"
 #include "launch/agent/takeover.h"
+#include "launch/agent_queue.h"
 #include "launch/discover.h"
 #include "launch/launch.h"
 #include "launch/output.h"
@@ -35,6 +35,7 @@ typedef struct gr_host_agent {
     int control_fd;
     int words_fd; /* of a relay: why its host is lost */
     uv_poll_t poll;
+    gr_agent_queue unsent;
 } gr_host_agent;
 
 /* What a parameter server has written to stdout. */
@@ -186,7 +187,7 @@ void gr_launch_job_close_agent(gr_host_agent *agent);
 /* They end everything when their sockets close, and then themselves: waits for that. */
 void gr_launch_job_stop_agents(gr_launch_job *job);
 /* If it is gone, its poll says so. */
-void gr_launch_job_notify_agent(const gr_host_agent *agent, int kind, int rank, int value);
+void gr_launch_job_notify_agent(gr_host_agent *agent, int kind, int rank, int value);
 /* To all of workers, or of servers. */
 void gr_launch_job_notify(gr_launch_job *job, bool servers, int kind, int value);
 /* To the agent of that worker, or server. */

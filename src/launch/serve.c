@@ -5,7 +5,7 @@
 #include "base/config.h"
 #include "base/fail.h"
 #include "base/hash.h"
-#include "launch/agent.h"
+#include "launch/agent_queue.h"
 #include "launch/channel.h"
 #include "launch/environ.h"
 #include "launch/launch_spec.h"
@@ -36,7 +36,8 @@ struct serve {
     struct pollfd *polls;
     int control_fd, stdin_fd;
     pid_t agent;
-    bool done; /* the agent has ended: what is in the pipes is the rest */
+    gr_agent_queue unsent; /* to the agent */
+    bool done;             /* the agent has ended: what is in the pipes is the rest */
 };
 
 static int64_t now_us(void)
@@ -199,7 +200,13 @@ static gr_status take_packets(struct serve *serve, gr_diag *diag)
             gr_wipe_stack(); /* of the registers that the dynamic linker saved there */
         } else if (packet.kind == GR_PACKET_MESSAGE && ordered &&
                    gr_agent_decode(packet.data, packet.size_bytes, &message) == GR_OK) {
-            (void)gr_agent_send(serve->control_fd, &message);
+            int unsent = gr_agent_queue_send(&serve->unsent, serve->control_fd, &message);
+            if (unsent == ENOBUFS || unsent == ENOMEM) {
+                status = gr_fail(diag, GR_E_NO_MEMORY,
+                                 "the process that looks after the workers (gradus-agent, pid %d) "
+                                 "does not read what it is told",
+                                 (int)serve->agent);
+            }
         } else if (packet.kind != GR_PACKET_PING) {
             error = EPROTO;
             break;
@@ -211,15 +218,15 @@ static gr_status take_packets(struct serve *serve, gr_diag *diag)
                                 "another version?");
 }
 
-/* From the agent. False: it was killed. */
+/* From the agent, as far as there is room. False: it was killed. */
 static bool take_messages(struct serve *serve)
 {
     gr_agent_message message;
     uint8_t bytes[GR_AGENT_MESSAGE_BYTES];
-    int error;
-    while (!serve->done && (error = gr_agent_receive(serve->control_fd, &message)) != EAGAIN) {
+    while (!serve->done && gr_channel_has_room_for_message(&serve->channel)) {
+        int error = gr_agent_receive(serve->control_fd, &message);
         if (error != 0) {
-            return false;
+            return error == EAGAIN;
         }
         serve->done = message.kind == GR_AGENT_DONE;
         gr_agent_encode(&message, bytes);
@@ -270,8 +277,12 @@ static int fill_polls(struct serve *serve, struct pollfd *polls)
     polls[0] = (struct pollfd){.fd = channel->in_fd, .events = POLLIN};
     polls[1] =
         (struct pollfd){.fd = gr_channel_holds(channel) ? channel->out_fd : -1, .events = POLLOUT};
-    polls[2] = (struct pollfd){.fd = serve->done ? -1 : serve->control_fd, .events = POLLIN};
-    bool room = gr_channel_has_room(channel);
+    bool room = gr_channel_has_room(channel), holds = gr_agent_queue_holds(&serve->unsent);
+    short from_agent = gr_channel_has_room_for_message(channel) ? POLLIN : 0;
+    short to_agent = holds ? POLLOUT : 0;
+    bool talks = !serve->done && (from_agent | to_agent) != 0;
+    polls[2] = (struct pollfd){.fd = talks ? serve->control_fd : -1,
+                               .events = (short)(from_agent | to_agent)};
     for (int i = 0; i < gr_launch_spec_slot_count(&serve->order) * PIPES; i++) {
         polls[count++] = (struct pollfd){.fd = room ? serve->pipes[i] : -1, .events = POLLIN};
     }
@@ -315,6 +326,9 @@ static gr_status turn(struct serve *serve, gr_diag *diag)
     bool at_once = more || (serve->done && gr_channel_has_room(&serve->channel));
     if (poll(polls, (nfds_t)count, at_once ? 0 : wait_ms) < 0) {
         return GR_OK; /* EINTR */
+    }
+    if (polls[2].revents != 0 && gr_agent_queue_flush(&serve->unsent, serve->control_fd) != 0) {
+        gr_agent_queue_fini(&serve->unsent); /* it is gone, as is read next */
     }
     if (polls[2].revents != 0 && !take_messages(serve)) {
         return gr_fail(diag, GR_E_IO,
@@ -361,8 +375,12 @@ static gr_status carry(struct serve *serve, gr_diag *diag)
     }
     uint8_t bytes[GR_AGENT_MESSAGE_BYTES];
     gr_agent_encode(&(gr_agent_message){.kind = GR_AGENT_DONE}, bytes);
-    (void)gr_channel_put(&serve->channel, GR_PACKET_MESSAGE, 0, bytes, sizeof bytes);
-    return send_rest(serve, diag);
+    status = send_rest(serve, diag); /* so that there is room */
+    if (status == GR_OK) {
+        (void)gr_channel_put(&serve->channel, GR_PACKET_MESSAGE, 0, bytes, sizeof bytes);
+        status = send_rest(serve, diag);
+    }
+    return status;
 }
 
 /* The address of the launcher: of the host where srun runs, else as sshd saw it come. */
@@ -407,6 +425,7 @@ gr_status gr_serve_run(const gr_serve_way *way, char *const *environment, bool *
     }
     gr_process_tree_end(0);
     gr_channel_fini(&serve.channel);
+    gr_agent_queue_fini(&serve.unsent);
     free(serve.bytes);
     gr_arena_fini(&serve.arena);
     return status;
