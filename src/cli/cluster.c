@@ -68,6 +68,13 @@ void gr_cluster_close(gr_cluster_client *cluster)
     *cluster = (gr_cluster_client){.signal_fd = -1};
 }
 
+int gr_cluster_fail(gr_status status, const gr_diag *diag)
+{
+    bool refused = status == GR_E_INVALID || status == GR_E_NOT_FOUND || status == GR_E_AUTH ||
+                   status == GR_E_IN_USE || status == GR_E_UNSUPPORTED;
+    return gr_cli_fail(refused ? GR_EXIT_INPUT : GR_EXIT_FAILED, diag);
+}
+
 int gr_cluster_wait(gr_cluster_client *cluster)
 {
     struct pollfd at[] = {{.fd = gr_kube_fd(cluster->kube), .events = POLLIN},

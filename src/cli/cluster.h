@@ -46,6 +46,9 @@ typedef struct gr_cluster_client {
 gr_status gr_cluster_open(const gr_cluster_flags *flags, gr_cluster_client *cluster_out,
                           gr_diag *diag) GR_MUST_CHECK;
 void gr_cluster_close(gr_cluster_client *cluster); /* zeroed: nothing */
+/* Says what went wrong; returns the exit code: GR_EXIT_INPUT for what the user gave, and for what
+ * the cluster refuses; GR_EXIT_FAILED where it was not reached, or has trouble of its own. */
+int gr_cluster_fail(gr_status status, const gr_diag *diag);
 
 /* Does what there is to do for the cluster, or waits until there is something. Returns the signal
  * that asks for an end, 0: none. */
@@ -127,10 +130,12 @@ bool gr_cluster_trouble(const gr_cluster_job *job, const json_t *pod,
 typedef struct gr_follow_options {
     bool logs;          /* what its pods write goes to stdout */
     bool once;          /* what they have written up to now, and no more */
-    const char *detach; /* what a signal's sentence says how to come back; NULL: nothing */
+    const char *detach; /* of a job that was sent just now: how to come back to it; NULL: the user
+                           has named the job */
 } gr_follow_options;
 
-/* Until the job has ended: 0, GR_EXIT_FAILED; GR_EXIT_RESUME after a signal. */
+/* Until the job has ended: 0, GR_EXIT_FAILED; GR_EXIT_RESUME after a signal, or with `detach` where
+ * the cluster is lost: the job goes on. Else as gr_cluster_fail. */
 int gr_cluster_follow(gr_cluster_client *cluster, gr_cluster_job *job,
                       const gr_follow_options *options);
 

@@ -540,8 +540,12 @@ int gr_cluster_follow(gr_cluster_client *cluster, gr_cluster_job *job,
     int code = all.error != 0 ? GR_EXIT_FAILED : GR_EXIT_DONE;
     if (all.error != 0) {
         fprintf(stderr, "gradus: the output cannot be written: %s\n", strerror(all.error));
+    } else if (status != GR_OK && options->detach != NULL) {
+        code = gr_cli_fail(GR_EXIT_RESUME, &diag);
+        fprintf(stderr, "gradus: job %s is sent, and goes on without being followed: %s\n",
+                gr_cluster_job_name(job), options->detach);
     } else {
-        code = status == GR_OK ? print_end(&all) : gr_cli_refuse(status, &diag);
+        code = status == GR_OK ? print_end(&all) : gr_cluster_fail(status, &diag);
     }
     free_follower(&all);
     return code;

@@ -110,7 +110,7 @@ int gr_cluster_ls(const gr_cluster_flags *flags, bool json)
     }
     json_decref(jobs);
     gr_cluster_close(&cluster);
-    return status == GR_OK ? gr_cli_flush() : gr_cli_refuse(status, &diag);
+    return status == GR_OK ? gr_cli_flush() : gr_cluster_fail(status, &diag);
 }
 
 /* ---- One job --------------------------------------------------------------------------------- */
@@ -128,7 +128,7 @@ static int with_job(const gr_cluster_flags *flags, const char *name, job_work *w
     if (status == GR_OK) {
         status = gr_cluster_find(&cluster, name, &job, &diag);
     }
-    int code = status == GR_OK ? work(&cluster, &job, arg) : gr_cli_refuse(status, &diag);
+    int code = status == GR_OK ? work(&cluster, &job, arg) : gr_cluster_fail(status, &diag);
     gr_cluster_job_fini(&job);
     gr_cluster_close(&cluster);
     return code;
@@ -187,7 +187,7 @@ static int stop_job(gr_cluster_client *cluster, gr_cluster_job *job, const void 
     }
     json_decref(pods);
     if (status != GR_OK) {
-        return gr_cli_refuse(status, &diag);
+        return gr_cluster_fail(status, &diag);
     }
     printf("job %s is deleted, and its pods with it\n", name);
     return gr_cli_flush();
@@ -266,7 +266,7 @@ static int scale_job(gr_cluster_client *cluster, gr_cluster_job *job, const void
     }
     json_t *patch = scale_patch(job, *to, &diag);
     if (patch == NULL) {
-        return gr_cli_refuse(diag.status, &diag);
+        return gr_cluster_fail(diag.status, &diag);
     }
     gr_kube_request request = {.verb = GR_KUBE_MERGE_PATCH,
                                .resource = job->kind->resource,
@@ -277,7 +277,7 @@ static int scale_job(gr_cluster_client *cluster, gr_cluster_job *job, const void
     gr_status status = gr_cluster_ask(cluster, &request, NULL, &diag);
     json_decref(patch);
     if (status != GR_OK) {
-        return gr_cli_refuse(status, &diag);
+        return gr_cluster_fail(status, &diag);
     }
     printf("the job goes from %d to %" PRId64 " workers\n", workers, *to);
     return gr_cli_flush();
@@ -362,7 +362,7 @@ static int show_usage(gr_cluster_client *cluster, gr_cluster_job *job, const voi
     }
     json_decref(pods);
     json_decref(metrics);
-    return status == GR_OK ? gr_cli_flush() : gr_cli_refuse(status, &diag);
+    return status == GR_OK ? gr_cli_flush() : gr_cluster_fail(status, &diag);
 }
 
 int gr_cluster_top(const gr_cluster_flags *flags, const char *name)

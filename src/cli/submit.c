@@ -213,8 +213,9 @@ static void print_usage(void)
         "a Job, GradusJob, MPIJob, PyTorchJob or TFJob. gradus ls, logs, wait, stop, scale and "
         "top\n"
         "with -n NAMESPACE are for jobs on a cluster.\n"
-        "Exit code: 0 sent, or with --follow and --wait: done; 1 the job failed, 2 what was given\n"
-        "is wrong, or the cluster refuses: nothing was sent; 75 detached, the job goes on.\n");
+        "Exit code: 0 sent, or with --follow and --wait: done; 1 the job failed, or\n"
+        "the cluster was not reached, or refuses some of several jobs; 2 what was given is wrong,\n"
+        "or the cluster refuses: nothing was sent; 75 detached, the job goes on.\n");
     gr_config_print_help(&gr_submit_table, stdout);
 }
 
@@ -442,12 +443,25 @@ static int follow(const gr_submit *submit, gr_cluster_client *cluster, gr_cluste
     snprintf(detach, sizeof detach, "gradus logs -f %s%s shows it again, gradus stop %s%s ends it",
              name, named, name, named);
     const gr_follow_options options = {.logs = submit->options.follow, .detach = detach};
-    int code = gr_cluster_follow(cluster, job, &options);
-    if (code == GR_EXIT_INPUT) { /* which says that nothing was sent */
-        fprintf(stderr, "gradus: job %s is sent, and goes on without being followed: %s\n", name,
-                detach);
+    return gr_cluster_follow(cluster, job, &options);
+}
+
+/* `sent`: the names of the jobs before it, which stay. */
+static int fail_to_send(const json_t *sent, gr_status status, const gr_diag *diag)
+{
+    int code = gr_cluster_fail(status, diag);
+    size_t i;
+    const json_t *name;
+    if (json_array_size(sent) == 0) {
+        return code;
     }
-    return code == GR_EXIT_INPUT ? GR_EXIT_RESUME : code;
+    fputs("gradus: sent before that, and not taken back: ", stderr);
+    json_array_foreach(sent, i, name)
+    {
+        fprintf(stderr, "%s%s", i > 0 ? ", " : "", json_string_value(name));
+    }
+    fputc('\n', stderr);
+    return GR_EXIT_FAILED; /* GR_EXIT_INPUT says that nothing was sent */
 }
 
 static int send_all(const gr_submit *submit, gr_diag *diag)
@@ -462,9 +476,10 @@ static int send_all(const gr_submit *submit, gr_diag *diag)
         status = gr_cluster_open(&flags, &cluster, diag);
     }
     if (status != GR_OK) {
-        return gr_cli_refuse(status, diag);
+        return gr_cluster_fail(status, diag);
     }
     const char *space = cluster.space;
+    json_t *sent = json_array();
     json_array_foreach(submit->jobs, i, manifest)
     {
         gr_cluster_job job = {0};
@@ -474,7 +489,7 @@ static int send_all(const gr_submit *submit, gr_diag *diag)
         gr_cluster_named(&flags, named);
         status = gr_submit_send(&cluster, manifest, submit->belongs, &job, diag);
         if (status != GR_OK) {
-            code = gr_cli_refuse(status, diag);
+            code = fail_to_send(sent, status, diag);
             break;
         }
         if (submit->code.fd >= 0 && submit->code.put_url == NULL) {
@@ -482,16 +497,18 @@ static int send_all(const gr_submit *submit, gr_diag *diag)
             if (status != GR_OK) {
                 gr_submit_take_back(&cluster, &job);
                 gr_cluster_job_fini(&job);
-                code = gr_cli_refuse(status, diag);
+                code = fail_to_send(sent, status, diag);
                 break;
             }
         }
         print_sent(submit, &cluster, &job, named);
+        (void)json_array_append_new(sent, json_string(gr_cluster_job_name(&job)));
         if (submit->options.follow || submit->options.wait) {
             code = follow(submit, &cluster, &job, named);
         }
         gr_cluster_job_fini(&job);
     }
+    json_decref(sent);
     gr_cluster_close(&cluster);
     int flushed = gr_cli_flush();
     return code != GR_EXIT_DONE ? code : flushed;

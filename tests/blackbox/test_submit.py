@@ -35,8 +35,8 @@ def sent(done):
     return done.stdout
 
 
-def refused(done, *words):
-    assert done.returncode == 2, done.stdout + done.stderr
+def refused(done, *words, code=2):
+    assert done.returncode == code, done.stdout + done.stderr
     for word in words:
         assert word in done.stderr, done.stderr
     assert done.stderr.startswith("gradus: ") and done.stderr.count("\n") == 1, done.stderr
@@ -287,10 +287,33 @@ def test_cluster_that_cannot_be_reached_or_trusted_is_told(api, cluster, program
     api.kubeconfig(config, certificate_authority_data=other)
     refused(cluster(*words), "certificate")
     api.kubeconfig(config, server="https://127.0.0.1:1")
-    refused(cluster(*words), "127.0.0.1")
+    refused(cluster(*words), "127.0.0.1", code=1)
+    for verb in (["ls"], ["logs", "demo"], ["wait", "demo"], ["stop", "demo"], ["top", "demo"],
+                 ["scale", "demo", 2]):
+        refused(cluster(*verb, "-n", "team"), "127.0.0.1", code=1)
     refused(cluster("submit", "--context", "nowhere", "--", program), "nowhere")
     refused(cluster("submit", "--kubeconfig", tmp_path / "none", "--", program), "none")
     assert not api.objects
+
+
+@pytest.mark.parametrize("sent_before", [0, 2])
+@pytest.mark.parametrize("trouble, code", [("a role must allow", 2), ("said by the test", 1)])
+def test_several_jobs_of_which_one_is_not_sent(api, cluster, tmp_path, sent_before, trouble, code):
+    """2 says that nothing was sent."""
+    path = tmp_path / "jobs.yaml"
+    spec = {"template": {"spec": {"restartPolicy": "Never",
+                                  "containers": [{"name": "main", "image": "img"}]}}}
+    spaces = {"one": "team", "two": "team", "three": "other"}
+    path.write_text("\n---\n".join(
+        json.dumps({"apiVersion": "batch/v1", "kind": "Job", "spec": spec,
+                    "metadata": {"name": name, "namespace": spaces[name]}})
+        for name in list(spaces)[2 - sent_before:]))
+    api.fault("POST .*/other/jobs", kube_api.refuse(403 if code == 2 else 500), times=10)
+    done = cluster("submit", "jobs.yaml")
+    assert done.returncode == (1 if sent_before else code), done.stderr
+    assert trouble in done.stderr
+    assert ("sent before that, and not taken back: one, two" in done.stderr) == (sent_before > 0)
+    assert len(api.names(JOBS)) == sent_before
 
 
 # ---- Following ----------------------------------------------------------------------------------
@@ -438,7 +461,7 @@ def test_interrupt_while_it_is_sent_takes_all_back(api, cluster, program):
     process = cluster.start("submit", "--name", "demo", "--image", "img", "--", program)
     api.wait(lambda: api.asked("^POST .*/jobs"), "the job")
     process.send_signal(signal.SIGINT)
-    _, err = finish(process, 2)
+    _, err = finish(process, 1)
     assert "ended by SIGINT" in err and not api.objects
 
 
@@ -462,7 +485,7 @@ def test_object_whose_answer_was_lost_is_known_again(api, cluster, program, reso
     process = cluster.start("submit", "--name", "demo", "--image", "img", "--", program)
     api.wait(lambda: len(api.asked(f"^POST .*/{plural}")) > count and api.names(resource), "it")
     process.send_signal(signal.SIGINT)
-    assert "ended by SIGINT" in finish(process, 2)[1]
+    assert "ended by SIGINT" in finish(process, 1)[1]
     assert not api.objects
 
 

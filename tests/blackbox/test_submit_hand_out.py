@@ -104,7 +104,7 @@ def test_pod_that_cannot_take_it_takes_the_job_back(api, cluster, code):
     api.exec_faults.append(fail)
     process = start(cluster, api)
     api.init_pod("demo-0")
-    taken_back(api, finish(process, 2)[1], "demo-0 failed: exit code 127: sh: head: not found")
+    taken_back(api, finish(process, 1)[1], "demo-0 failed: exit code 127: sh: head: not found")
 
 
 def test_program_that_was_changed_on_the_way_is_not_taken(api, cluster, code, tmp_path):
@@ -137,24 +137,25 @@ def test_server_that_sends_garbage_is_told(api, cluster, code, data):
     api.exec_faults += [garbage(data)] * 10
     process = start(cluster, api, workers=1)
     api.init_pod("demo-0")
-    taken_back(api, finish(process, 2)[1], "demo-0" if data[0] == 0x82 else "")
+    taken_back(api, finish(process, 1)[1], "demo-0" if data[0] == 0x82 else "")
 
 
 def test_server_without_websocket_is_told(api, cluster, code):
     answers = [
-        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n", "does not speak v4"),
-        (b"HTTP/1.1 400 Bad\r\nContent-Length: 0\r\n\r\n", "the server answers 400"),
-        (b"SSH-2.0\r\n\r\n", "no server of HTTP/1.1"),
-        (b"\0" * 100, "zero bytes"),
-        (b"HTTP/1.1 101 " + b"a" * (1 << 15), "has no end"),
+        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n",
+         "does not speak v4", 1),
+        (b"HTTP/1.1 400 Bad\r\nContent-Length: 0\r\n\r\n", "the server answers 400", 2),
+        (b"SSH-2.0\r\n\r\n", "no server of HTTP/1.1", 1),
+        (b"\0" * 100, "zero bytes", 1),
+        (b"HTTP/1.1 101 " + b"a" * (1 << 15), "has no end", 1),
         (b"HTTP/1.1 403 No\r\nTransfer-Encoding: chunked\r\n\r\n15\r\n"
-         b'{"message":"not you"}\r\n', "403: not you"),
+         b'{"message":"not you"}\r\n', "403: not you", 2),
     ]
-    for data, words in answers:
+    for data, words, exit_code in answers:
         api.fault("/exec", garbage(data), times=1)
         process = start(cluster, api, workers=1)
         api.init_pod("demo-0")
-        taken_back(api, finish(process, 2)[1], words)
+        taken_back(api, finish(process, exit_code)[1], words)
         api.remove(PODS, "demo-0") if (PODS, "team", "demo-0") in api.objects else None
 
 
@@ -162,7 +163,7 @@ def test_interrupt_takes_the_job_back(api, cluster, code):
     process = start(cluster, api)
     api.wait(lambda: any("/pods?" in line for line, *_ in api.requests), "a look at the pods")
     process.send_signal(signal.SIGINT)
-    taken_back(api, finish(process, 2)[1], "ended by SIGINT")
+    taken_back(api, finish(process, 1)[1], "ended by SIGINT")
 
 
 def test_elastic_job_needs_another_way(api, cluster, code):

@@ -47,8 +47,8 @@ def send(cluster, *words):
     return done.stdout
 
 
-def refused(api, done, *words):
-    assert done.returncode == 2, done.stdout + done.stderr
+def refused(api, done, *words, code=2):
+    assert done.returncode == code, done.stdout + done.stderr
     for word in words:
         assert word in done.stderr, done.stderr
     assert done.stderr.startswith("gradus: ") and done.stderr.count("\n") == 1, done.stderr
@@ -215,7 +215,7 @@ def test_store_that_is_not_there_is_told(api, cluster, code):
         url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
         cluster.settings["AWS_ENDPOINT_URL"] = url
         refused(api, submit(cluster, "--code", "code", "--upload", "s3://code/", "--", "true"),
-                f"{url}/code/gradus-")
+                f"{url}/code/gradus-", code=1)
 
 
 @pytest.mark.parametrize("words, sentence", [
