@@ -24,7 +24,8 @@
 
 /* The supervisor has gone without a word. What has killed our child before it looked after signals
  * was meant for us. */
-static int report_loss(const gr_process *supervisor, bool child, gr_attach_loss *loss_out)
+static int report_loss(const gr_process *supervisor, bool child, const char *run,
+                       gr_attach_loss *loss_out)
 {
     int status = 0;
     pid_t ended = child ? waitpid(supervisor->pid, &status, 0) : -1;
@@ -40,6 +41,7 @@ static int report_loss(const gr_process *supervisor, bool child, gr_attach_loss 
         (void)sigprocmask(SIG_SETMASK, &none, NULL);
     }
     loss_out->supervisor = supervisor->pid;
+    snprintf(loss_out->run, sizeof loss_out->run, "%s", run);
     loss_out->signal_number = number;
     return GR_ATTACH_LOST;
 }
@@ -57,7 +59,8 @@ enum { CHILDREN_MAX = 1024 };
 typedef struct following {
     int connection;
     gr_process *supervisor;
-    bool child;   /* that one is */
+    bool child; /* that one is */
+    const char *run;
     bool moved;   /* it was not the first */
     bool leaving; /* the terminal is gone */
     int passed;   /* the last signal for it; 0: none */
@@ -130,9 +133,14 @@ static void clear_rest(const pid_t *kept, int count)
     }
 }
 
+static bool is_of(const gr_job_record *record, const char *run, pid_t supervisor)
+{
+    return record->supervisor == supervisor && strcmp(record->run, run) == 0;
+}
+
 /* A supervisor that has waited in vain for us to say that we have the code is gone, and has kept it
  * for another one, who would be told of an end that is known. */
-static void forget_end(int connection, pid_t supervisor)
+static void forget_end(int connection, const char *run, pid_t supervisor)
 {
     enum { LISTED_MAX = 1024, PATIENCE_MS = 1000 };
     struct pollfd gone = {.fd = connection, .events = POLLIN};
@@ -146,7 +154,7 @@ static void forget_end(int connection, pid_t supervisor)
         if (gr_job_folder_open(names[i], &folder, NULL) != GR_OK) {
             continue;
         }
-        if (gr_job_folder_record(&folder, &record) && record.supervisor == supervisor &&
+        if (gr_job_folder_record(&folder, &record) && is_of(&record, run, supervisor) &&
             gr_job_folder_state(&folder, &end) == GR_JOB_ENDED) {
             gr_job_folder_remove(&folder);
         }
@@ -167,7 +175,7 @@ static bool take_message(following *of, int *code_out)
             clear_rest(&of->supervisor->pid, 1);
         }
         (void)gr_job_send(of->connection, &received, NULL);
-        forget_end(of->connection, of->supervisor->pid);
+        forget_end(of->connection, of->run, of->supervisor->pid);
         *code_out = message.status.code;
         return true;
     }
@@ -188,14 +196,18 @@ static bool take_message(following *of, int *code_out)
     if (of->unsent != 0) {
         (void)raise(of->unsent); /* for who follows the job next: it is held */
     }
-    *code_out = report_loss(of->supervisor, of->child, of->loss);
+    *code_out = report_loss(of->supervisor, of->child, of->run, of->loss);
     return true;
 }
 
-int gr_attach_follow(int connection, gr_process *supervisor, bool child, gr_attach_loss *loss_out)
+int gr_attach_follow(int connection, gr_process *supervisor, bool child, const char *run,
+                     gr_attach_loss *loss_out)
 {
-    following of = {
-        .connection = connection, .supervisor = supervisor, .child = child, .loss = loss_out};
+    following of = {.connection = connection,
+                    .supervisor = supervisor,
+                    .child = child,
+                    .run = run,
+                    .loss = loss_out};
     gr_signals_hold(NULL);
     struct pollfd watched[2] = {{.fd = connection, .events = POLLIN},
                                 {.fd = gr_signals_open(), .events = POLLIN}};
@@ -275,6 +287,7 @@ static gr_status attach_once(gr_job_folder *folder, const char *then, int *code_
 {
     gr_job_end end;
     gr_process supervisor;
+    gr_job_record record = {.run = ""};
     int connection;
     const gr_job_state state = gr_job_folder_state(folder, &end);
     if (state == GR_JOB_ENDED) {
@@ -293,12 +306,13 @@ static gr_status attach_once(gr_job_folder *folder, const char *then, int *code_
         *code_out = GR_ATTACH_LOST;
         return GR_OK;
     }
+    (void)gr_job_folder_record(folder, &record);
     sigset_t before;
     gr_signals_hold(&before); /* whoever is told of the new launcher may send one to it */
     gr_status status = gr_takeover(folder, &connection, &supervisor, launcher_out, diag);
     if (status == GR_OK) {
         gr_job_folder_close(folder);
-        *code_out = gr_attach_follow(connection, &supervisor, false, loss_out);
+        *code_out = gr_attach_follow(connection, &supervisor, false, record.run, loss_out);
     } else {
         (void)sigprocmask(SIG_SETMASK, &before, NULL);
     }
@@ -343,8 +357,8 @@ static bool is_lost_one(const char *name, gr_attach_loss *loss)
     if (gr_job_folder_open(name, &folder, NULL) != GR_OK) {
         return false;
     }
-    bool found =
-        gr_job_folder_record(&folder, &loss->record) && loss->record.supervisor == loss->supervisor;
+    bool found = gr_job_folder_record(&folder, &loss->record) &&
+                 is_of(&loss->record, loss->run, loss->supervisor);
     for (int i = 0; i < TRIES && found && gr_job_folder_state(&folder, &end) == GR_JOB_RUNS; i++) {
         (void)poll(NULL, 0, PAUSE_MS);
     }

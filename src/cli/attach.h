@@ -10,9 +10,10 @@
 /* A supervisor that was killed, or has crashed. */
 typedef struct gr_attach_loss {
     pid_t supervisor;
-    int signal_number; /* 0: unknown */
-    bool begun;        /* it had reported that something of the job is started */
-    bool found;        /* so are name and record */
+    char run[GR_JOB_RUN_BYTES]; /* of its job: others may have had its number */
+    int signal_number;          /* 0: unknown */
+    bool begun;                 /* it had reported that something of the job is started */
+    bool found;                 /* so are name and record */
     char name[GR_JOB_NAME_BYTES];
     gr_job_record record;
 } gr_attach_loss;
@@ -20,10 +21,11 @@ typedef struct gr_attach_loss {
 enum { GR_ATTACH_LOST = -1 };
 
 /* Hands signals to the supervisor until the job has ended, and returns its exit code; or until the
- * terminal is gone (SIGHUP) and the job has begun. `child`: the supervisor is our child. The
- * connection is closed.
+ * terminal is gone (SIGHUP) and the job has begun. `child`: the supervisor is our child. `run`:
+ * that of the job. The connection is closed.
  * GR_ATTACH_LOST: the supervisor is gone without a word. */
-int gr_attach_follow(int connection, gr_process *supervisor, bool child, gr_attach_loss *loss_out);
+int gr_attach_follow(int connection, gr_process *supervisor, bool child, const char *run,
+                     gr_attach_loss *loss_out);
 
 /* To the job of that folder, whose handle is closed. True: *code_out is the exit code of this
  * process, or GR_ATTACH_LOST; false: it has a launcher, or has ended while it had one, and `diag`

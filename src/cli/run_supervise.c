@@ -263,7 +263,7 @@ static int launch(gr_cli_run *run, gr_supervisor_config *config, int (*work)(gr_
         return GR_EXIT_FAILED;
     }
     gr_process supervisor = gr_process_open(pid);
-    return gr_attach_follow(ends[0], &supervisor, true, loss_out);
+    return gr_attach_follow(ends[0], &supervisor, true, run->record.run, loss_out);
 }
 
 static bool restarts_after(gr_attach_loss *loss)

@@ -200,6 +200,45 @@ def test_killed_deputy_is_replaced(host, echo, tmp_path):  # noqa: F811
     is_nothing_left(host, tmp_path)
 
 
+# ---- Another job's folder ------------------------------------------------------------------------
+
+def leave_folders(tmp_path, name, end=None):
+    """Of jobs whose supervisors had the same process number, as after a restart of a container."""
+    jobs = tmp_path / "run/gradus"
+    for number in range(5):
+        other = jobs / f"other-{number}"
+        other.mkdir(mode=0o700)
+        record = (jobs / name / "job").read_text()
+        (other / "job").write_text(re.sub("^run .*", "run another", record, flags=re.M))
+        for file in ("lock", "output"):
+            (other / file).touch()
+        if end is not None:
+            (other / "end").write_text(end)
+    return sorted(jobs.glob("other-*"))
+
+
+def test_end_of_another_job_with_its_process_number_is_kept(host, echo, tmp_path):  # noqa: F811
+    job = echo()
+    others = leave_folders(tmp_path, "echo",
+                           "code 3\nend 1\ndelivered 0 0\ncontent 0\noutput \n")
+    job.tell("end 0")
+    finish(job.launcher)
+    assert [path.exists() for path in others] == [True] * 5
+    assert [one["state"] for one in jobs_of(host)] == ["ended 3"] * 5, jobs_of(host)
+
+
+def test_another_lost_job_with_its_process_number_is_not_restarted(host, echo,  # noqa: F811
+                                                                   tmp_path):
+    job = echo("--restarts", "1")
+    others = leave_folders(tmp_path, "echo")
+    kill_supervisor(host)
+    wait_until(lambda: supervisors_of(host), "another supervisor")
+    wait_for_state(host, "echo", "running")
+    assert [path.exists() for path in others] == [True] * 5
+    job.launcher.terminate()
+    finish(job.launcher, 1)
+
+
 # ---- Nobody is left of it ------------------------------------------------------------------------
 
 @pytest.mark.parametrize("orphans", ["end", "finish"])
