@@ -496,10 +496,13 @@ gr_status gr_output_watch(gr_output *output, int rank, gr_diag *diag)
                                 uv_strerror(error));
 }
 
-/* To the end of what is there, as soon as our reader takes it. */
+/* To the end of what is there, as soon as our reader takes it. One that is not watched nobody has
+ * written to: its host could not be started. */
 static void finish_stream(struct stream *stream)
 {
-    if (!stream->over) {
+    if (!stream->watched) {
+        end_stream(stream);
+    } else if (!stream->over) {
         stream->last = true;
         pump(stream);
     }
@@ -521,7 +524,7 @@ void gr_output_renew(gr_output *output, int rank)
 {
     for (int number = 0; number < STREAMS; number++) {
         struct stream *stream = stream_of(output, rank, number);
-        if (!stream->over) {
+        if (!stream->over && stream->watched) {
             pump(stream);
             gr_lines_end(&stream->lines);
             flush(output, number);
