@@ -300,6 +300,18 @@ static void on_timer(uv_timer_t *timer)
     gr_launch_job_happen(job, &(gr_scheduler_event){.kind = GR_EVENT_TIMER, .value = number}, NULL);
 }
 
+/* What lost agents have left to us. While we wait nobody reads output, or heeds signals. */
+static void end_tree(const gr_launch_job *job)
+{
+    enum { LIMIT_US = 10000000 };
+    if (!gr_process_tree_end_within(0, LIMIT_US)) {
+        gr_log_write(job->config->log, GR_LOG_WARN, "launch",
+                     "a process that the job has left does not end although it was killed; it "
+                     "waits for the kernel (a disk or a network file system that does not "
+                     "answer?), and is left behind");
+    }
+}
+
 static void act_on_job(gr_launch_job *job, const gr_scheduler_action *action,
                        const gr_launch_event *of)
 {
@@ -316,7 +328,7 @@ static void act_on_job(gr_launch_job *job, const gr_scheduler_action *action,
     } else if (action->kind == GR_ACTION_STOP_TIMER) {
         uv_timer_stop(&job->loop.timers[action->value]);
     } else if (action->kind == GR_ACTION_END_TREE) {
-        gr_process_tree_end(0);
+        end_tree(job);
     } else if (action->kind == GR_ACTION_DRAIN_OUTPUT) {
         gr_output_finish(job->output);
     } else if (action->kind == GR_ACTION_FINISH) {

@@ -190,14 +190,20 @@ int gr_process_tree_clear(const pid_t *except, int except_count)
 
 void gr_process_tree_end(int64_t patience_us)
 {
+    (void)gr_process_tree_end_within(patience_us, GR_NEVER);
+}
+
+bool gr_process_tree_end_within(int64_t patience_us, int64_t limit_us)
+{
     enum { LOOK_AGAIN_NS = 20 * 1000 * 1000 };
     const struct timespec look_again = {.tv_nsec = LOOK_AGAIN_NS};
-    const int64_t end_ns = gr_now_ns() + patience_us * 1000;
+    const int64_t begin_us = gr_now_ns() / 1000;
+    bool over = false;
     sigset_t child, before;
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
     (void)pthread_sigmask(SIG_BLOCK, &child, &before);
-    for (int quiet = 0; quiet < 2;) {
+    for (int quiet = 0; quiet < 2 && !over;) {
         pid_t pid;
         do {
             pid = waitpid(-1, NULL, WNOHANG);
@@ -205,7 +211,9 @@ void gr_process_tree_end(int64_t patience_us)
         if (pid < 0) {
             break; /* no children: and all orphans of our process tree would be our children */
         }
-        const int signal_number = gr_now_ns() < end_ns ? 0 : SIGKILL;
+        const int64_t spent_us = gr_now_ns() / 1000 - begin_us;
+        const int signal_number = spent_us < patience_us ? 0 : SIGKILL;
+        over = spent_us >= limit_us;
         bool left = gr_process_tree_signal(signal_number) > 0;
         quiet = left || others.count == 0 ? 0 : quiet + 1;
         /* Each death makes the next generation ours. Somebody whose parent died while we looked was
@@ -213,4 +221,5 @@ void gr_process_tree_end(int64_t patience_us)
         (void)sigtimedwait(&child, NULL, &look_again);
     }
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return !over;
 }

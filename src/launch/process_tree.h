@@ -6,6 +6,7 @@
  * ancestor that is a subreaper. As long as the caller is one, no process leaves its process tree,
  * whatever sessions and process groups it makes. */
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
@@ -29,5 +30,8 @@ int gr_process_tree_clear(const pid_t *except, int except_count);
 /* Reaps everything that stems from the caller, and kills what has not ended within `patience_us`;
  * returns when nothing is left. */
 void gr_process_tree_end(int64_t patience_us);
+/* The same, but returns false after `limit_us` if something is left: what waits for the kernel, for
+ * a disk that does not answer say, does not end by being killed. */
+bool gr_process_tree_end_within(int64_t patience_us, int64_t limit_us);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "operator/local/engine.h"
 
+#include "base/clock.h"
 #include "base/fail.h"
 #include "launch/environ.h"
 #include "launch/spawn.h"
@@ -9,6 +10,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -17,6 +20,8 @@
 #define LABEL "dev.gradus.run"
 
 enum { IMAGES_MAX = 64, FIXED_WORDS = 64, LIST_BYTES = 64 * 1024, REMOVED_MAX = 1024 };
+/* So long a client has to answer, and to remove the containers of a run. */
+enum { CLIENT_US = 10000000, REMOVAL_US = 60000000 };
 
 static const char *const engines[] = {"podman", "docker"};
 enum { ENGINES = sizeof engines / sizeof engines[0] };
@@ -44,17 +49,32 @@ static pid_t start_quietly(char *const *argv, char *const *environment)
     return start_client(argv, environment, -1);
 }
 
-/* Its exit code; 127: there is no such program. */
-static int run_quietly(char *const *argv, char *const *environment)
+/* Its exit code. A client that has not ended by then is killed: the engine does not answer. */
+static int wait_for_client(pid_t pid, int64_t until_us)
 {
+    enum { LOOK_MS = 5 };
     int status = 0;
-    pid_t pid = start_quietly(argv, environment);
-    if (pid < 0) {
-        return 127;
-    }
-    while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+    pid_t ended = 0;
+    while ((ended = waitpid(pid, &status, WNOHANG)) == 0 || (ended < 0 && errno == EINTR)) {
+        if (gr_now_ns() / 1000 >= until_us) {
+            (void)kill(pid, SIGKILL);
+            until_us = GR_NEVER;
+        }
+        (void)poll(NULL, 0, LOOK_MS);
     }
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static int64_t after_us(int64_t limit_us)
+{
+    return gr_now_ns() / 1000 + limit_us;
+}
+
+/* Its exit code; 127: there is no such program. */
+static int run_quietly(char *const *argv, char *const *environment, int64_t limit_us)
+{
+    pid_t pid = start_quietly(argv, environment);
+    return pid < 0 ? 127 : wait_for_client(pid, after_us(limit_us));
 }
 
 static char *word(const char *text)
@@ -65,13 +85,13 @@ static char *word(const char *text)
 static bool is_installed(const char *engine)
 {
     char *const argv[] = {word(engine), word("--version"), NULL};
-    return run_quietly(argv, environ) == 0;
+    return run_quietly(argv, environ, CLIENT_US) == 0;
 }
 
 static bool has_image(const char *engine, const char *image)
 {
     char *const argv[] = {word(engine), word("image"), word("inspect"), word(image), NULL};
-    return run_quietly(argv, environ) == 0;
+    return run_quietly(argv, environ, CLIENT_US) == 0;
 }
 
 /* ---- Choice ---------------------------------------------------------------------------------- */
@@ -437,9 +457,10 @@ static void list_containers(const char *engine, const char *run, char *const *en
                             char text_out[LIST_BYTES])
 {
     char filter[300];
-    int ends[2], status;
+    int ends[2];
     size_t size = 0;
-    ssize_t got = 0;
+    ssize_t got = 1;
+    const int64_t until_us = after_us(CLIENT_US);
     snprintf(filter, sizeof filter, "label=" LABEL "=%.200s", run);
     char *const argv[] = {word(engine),     word("ps"), word("--all"), word("--quiet"),
                           word("--filter"), filter,     NULL};
@@ -449,16 +470,24 @@ static void list_containers(const char *engine, const char *run, char *const *en
     }
     pid_t pid = start_client(argv, environment, ends[1]);
     close(ends[1]);
-    while (pid > 0 && size < LIST_BYTES - 1 &&
-           (got = read(ends[0], text_out + size, LIST_BYTES - 1 - size)) != 0) {
-        size += got > 0 ? (size_t)got : 0;
+    while (pid > 0 && size < LIST_BYTES - 1 && got != 0) {
+        struct pollfd in = {.fd = ends[0], .events = POLLIN};
+        const int64_t left_ms = (until_us - gr_now_ns() / 1000) / 1000;
+        if (left_ms <= 0) {
+            break;
+        }
+        if (poll(&in, 1, (int)left_ms) > 0) {
+            got = read(ends[0], text_out + size, LIST_BYTES - 1 - size);
+            size += got > 0 ? (size_t)got : 0;
+        }
         if (got < 0 && errno != EINTR) {
             break;
         }
     }
     text_out[size] = '\0';
     close(ends[0]);
-    while (pid > 0 && waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+    if (pid > 0) {
+        (void)wait_for_client(pid, until_us);
     }
 }
 
@@ -473,6 +502,6 @@ void gr_engine_clear(const char *engine, const char *run, char *const *environme
     }
     words[count] = NULL;
     if (count > first) {
-        (void)run_quietly(words, environment);
+        (void)run_quietly(words, environment, REMOVAL_US);
     }
 }
