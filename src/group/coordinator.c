@@ -655,6 +655,14 @@ void gr_coordinator_destroy(gr_coordinator *coordinator)
     free(coordinator);
 }
 
+void gr_coordinator_leave(gr_coordinator *coordinator)
+{
+    gr_acceptor_stop_listening(coordinator->acceptor);
+    for (int rank = 0; rank < coordinator->membership.world_size; rank++) {
+        close_member(&coordinator->members[rank]);
+    }
+}
+
 const char *gr_coordinator_address(const gr_coordinator *coordinator)
 {
     return gr_acceptor_address(coordinator->acceptor);

@@ -39,6 +39,7 @@ struct gr_failover {
     int probed_count;
     int64_t gather_until_us;
     bool running;
+    atomic_bool failed; /* the thread has ended by itself */
     pthread_t thread;
     int wake_fd;
     _Atomic int64_t leave_by_us; /* GR_NEVER: the member has not left */
@@ -115,6 +116,8 @@ static void *serve(void *failover_arg)
         gr_status status = gr_coordinator_progress(s->coordinator, &diag);
         if (status != GR_OK) {
             gr_log_write(&s->log, GR_LOG_ERROR, "group", "%s", diag.text);
+            gr_coordinator_leave(s->coordinator); /* so that another member takes over */
+            atomic_store(&s->failed, true);
             return NULL;
         }
         look_at_probes(s);
@@ -167,7 +170,11 @@ gr_status gr_failover_begin(gr_failover *s, const gr_member *places, int count,
                             const gr_numbers *silent, int64_t patience_us, gr_diag *diag)
 {
     if (s->running) {
-        return GR_OK;
+        return !atomic_load(&s->failed)
+                   ? GR_OK
+                   : gr_fail(diag, GR_E_COMM_BROKEN,
+                             "the coordinator in this process has failed, and another member goes "
+                             "on in its place");
     }
     s->gather_until_us = gr_now_ns() / 1000 + patience_us;
     gr_status status =
@@ -198,6 +205,7 @@ gr_status gr_failover_create(const gr_coordinator_config *coordinator, gr_failov
     s->elastic = coordinator->members_min > 0;
     s->log = coordinator->log != NULL ? *coordinator->log : (gr_log){0};
     atomic_init(&s->leave_by_us, GR_NEVER);
+    atomic_init(&s->failed, false);
     s->secret = gr_secret_keep(coordinator->secret);
     s->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     gr_coordinator_config own = *coordinator;

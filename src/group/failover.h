@@ -21,8 +21,9 @@ gr_status gr_failover_create(const gr_coordinator_config *coordinator, gr_failov
 const char *gr_failover_address(const gr_failover *failover);
 /* It is this member's turn. Of the members of the last generation (`places`, by rank) those that
  * are `silent` are not waited for, nor those where nobody listens any more, and the others no
- * longer than `patience_us`. Nothing if it has begun already. The first coordinator of a group has
- * no such members: `count` 0. */
+ * longer than `patience_us`. Nothing if it has begun already; GR_E_COMM_BROKEN if it has failed
+ * since, and has left its members to the next one. The first coordinator of a group has no such
+ * members: `count` 0. */
 gr_status gr_failover_begin(gr_failover *failover, const gr_member *places, int count,
                             const gr_numbers *silent, int64_t patience_us,
                             gr_diag *diag) GR_MUST_CHECK;

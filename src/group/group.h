@@ -188,6 +188,9 @@ typedef struct gr_coordinator_config {
 gr_status gr_coordinator_create(const gr_coordinator_config *config, gr_coordinator **out,
                                 gr_diag *diag) GR_MUST_CHECK;
 void gr_coordinator_destroy(gr_coordinator *coordinator);
+/* Leaves its members as one that has died does: nobody listens any more, and connections are
+ * closed. gr_coordinator_address, _pending and _destroy may follow. */
+void gr_coordinator_leave(gr_coordinator *coordinator);
 const char *gr_coordinator_address(const gr_coordinator *coordinator);
 int gr_coordinator_fd(const gr_coordinator *coordinator); /* readable: call progress */
 int64_t gr_coordinator_next_us(
