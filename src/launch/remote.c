@@ -254,8 +254,12 @@ static void take_orders(struct relay *relay)
         gr_process_tree_end(0);
         _exit(1);
     }
-    if (!relay->hello && message.kind != GR_AGENT_START) {
+    bool ends = message.kind == GR_AGENT_SIGNAL || message.kind == GR_AGENT_KILL;
+    if (!relay->hello && ends) {
         leave(relay, 0); /* nothing runs there yet */
+    }
+    if (!relay->hello && message.kind != GR_AGENT_START) {
+        return; /* there is no worker that could have a fault */
     }
     if (message.kind == GR_AGENT_KILL) {
         relay->deadline_us = now_us() + KILL_PATIENCE_US;
