@@ -77,6 +77,16 @@ static void on_seek_closed(uv_handle_t *handle)
     wait_for_next(job, job->config->discovery.pause_us);
 }
 
+/* The script cannot be watched; its handle is gone, and another one may take its place. */
+static void on_unwatched_closed(uv_handle_t *handle)
+{
+    gr_launch_job *job = handle->data;
+    gr_discovery_stop(&job->seek.discovery);
+    if (job->schedule.phase == GR_PHASE_RUNNING) {
+        wait_for_next(job, job->config->discovery.pause_us);
+    }
+}
+
 static void on_script_end(uv_poll_t *poll, int status, int events)
 {
     (void)status;
@@ -104,11 +114,15 @@ static void on_seek_timer(uv_timer_t *timer)
         wait_for_next(job, job->config->discovery.pause_us);
         return;
     }
-    job->seek.script_poll.data = job;
-    if (uv_poll_init(&job->loop.loop, &job->seek.script_poll, job->seek.discovery.pid_fd) != 0 ||
-        uv_poll_start(&job->seek.script_poll, UV_READABLE, on_script_end) != 0) {
+    uv_poll_t *poll = &job->seek.script_poll;
+    poll->data = job;
+    if (uv_poll_init(&job->loop.loop, poll, job->seek.discovery.pid_fd) != 0) {
         gr_discovery_stop(&job->seek.discovery);
         wait_for_next(job, job->config->discovery.pause_us);
+        return;
+    }
+    if (uv_poll_start(poll, UV_READABLE, on_script_end) != 0) {
+        uv_close((uv_handle_t *)poll, on_unwatched_closed);
         return;
     }
     wait_for_next(job, GR_DISCOVERY_LIMIT_US);
