@@ -11,6 +11,7 @@
 #include "base/fail.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -34,6 +35,7 @@ typedef struct web_connection {
 
 struct gr_web {
     int epoll_fd;
+    int spare_fd; /* is given up for a client that there is no descriptor for; -1: none */
     const gr_web_page *pages;
     void *arg;
     int listeners[LISTENERS]; /* in epoll: CONNECTIONS and on */
@@ -152,6 +154,7 @@ gr_status gr_web_open(const char *const *addresses, const gr_web_page *pages, vo
         web->connections[i].fd = -1;
     }
     web->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    web->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     gr_status status =
         web->epoll_fd >= 0
             ? GR_OK
@@ -195,8 +198,11 @@ void gr_web_close(gr_web *web)
     for (int i = 0; i < web->listener_count; i++) {
         close(web->listeners[i]);
     }
-    if (web->epoll_fd >= 0) {
-        close(web->epoll_fd);
+    int *const fds[] = {&web->epoll_fd, &web->spare_fd};
+    for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++) {
+        if (*fds[i] >= 0) {
+            close(*fds[i]);
+        }
     }
     free(web);
 }
@@ -211,23 +217,64 @@ int gr_web_fd(const gr_web *web)
     return web->epoll_fd;
 }
 
+/* NULL: there is none. */
+static web_connection *oldest_of(gr_web *web)
+{
+    web_connection *oldest = NULL;
+    for (int i = 0; i < CONNECTIONS; i++) {
+        web_connection *one = &web->connections[i];
+        if (one->fd >= 0 && (oldest == NULL || one->due_us < oldest->due_us)) {
+            oldest = one;
+        }
+    }
+    return oldest;
+}
+
 /* A free one, else the oldest. */
 static int find_place(gr_web *web)
 {
-    int place = 0;
     for (int i = 0; i < CONNECTIONS; i++) {
         if (web->connections[i].fd < 0) {
             return i;
         }
-        place = web->connections[i].due_us < web->connections[place].due_us ? i : place;
     }
-    drop(&web->connections[place]);
-    return place;
+    web_connection *oldest = oldest_of(web);
+    drop(oldest);
+    return (int)(oldest - web->connections);
+}
+
+static int accept_one(int listener)
+{
+    return accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+}
+
+/* The process has no descriptor left: the oldest client makes room for the new one, and where there
+ * is none the new one is turned away. Else the listener would stay readable, and this process would
+ * do nothing but look. */
+static int accept_without_room(gr_web *web, int listener)
+{
+    web_connection *oldest = oldest_of(web);
+    if (oldest != NULL) {
+        drop(oldest);
+        return accept_one(listener);
+    }
+    if (web->spare_fd >= 0) {
+        close(web->spare_fd);
+        int fd = accept_one(listener);
+        if (fd >= 0) {
+            close(fd);
+        }
+    }
+    web->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    return -1;
 }
 
 static void take(gr_web *web, int listener, int64_t now_us)
 {
-    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    int fd = accept_one(listener);
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
+        fd = accept_without_room(web, listener);
+    }
     if (fd < 0) {
         return;
     }

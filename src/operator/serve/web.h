@@ -4,8 +4,9 @@
 
 /* A few pages by HTTP/1.1, for probes and Prometheus: GET and HEAD, one request a connection. It
  * never blocks, and what a client can take is bounded: GR_WEB_CONNECTIONS_MAX connections, of which
- * the oldest is closed for one more; GR_WEB_REQUEST_BYTES of a request; GR_WEB_PATIENCE_US from the
- * first byte to the last; beyond GR_WEB_HELD_BYTES that nobody reads, small pages alone. */
+ * the oldest is closed for one more, as it is where the process has no descriptor left;
+ * GR_WEB_REQUEST_BYTES of a request; GR_WEB_PATIENCE_US from the first byte to the last; beyond
+ * GR_WEB_HELD_BYTES that nobody reads, small pages alone. */
 
 #include <gradus/status.h>
 #include <stdint.h>
