@@ -127,9 +127,13 @@ static void follow_deputy(following *of, const gr_job_status *status)
  * but `kept` and what stems from them. */
 static void clear_rest(const pid_t *kept, int count)
 {
-    enum { TRIES = 100, PAUSE_MS = 20 };
-    for (int i = 0; i < TRIES && gr_process_tree_clear(kept, count) > 0; i++) {
-        (void)poll(NULL, 0, PAUSE_MS);
+    enum { TRIES = 100, PAUSE_MS = 20, LOOKS = 2 };
+    /* The sockets of a process that ends close a moment before its children become ours. */
+    for (int i = 0, empty = 0; i < TRIES && empty < LOOKS; i++) {
+        if (i > 0) {
+            (void)poll(NULL, 0, PAUSE_MS);
+        }
+        empty = gr_process_tree_clear(kept, count) > 0 ? 0 : empty + 1;
     }
 }
 
