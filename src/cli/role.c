@@ -135,15 +135,13 @@ static gr_status take_port(char text_out[PORT_BYTES], gr_diag *diag)
 static bool split_address(const char *address, char host_out[GR_HOST_BYTES],
                           char port_out[PORT_BYTES])
 {
-    const char *colon = address != NULL ? strrchr(address, ':') : NULL;
-    if (colon == NULL || strncmp(address, "tcp:", 4) != 0 || colon < address + 5) {
+    static const char mark[] = "tcp:";
+    const char *port;
+    if (address == NULL || strncmp(address, mark, sizeof mark - 1) != 0 ||
+        !gr_address_split(address + sizeof mark - 1, host_out, &port)) {
         return false;
     }
-    bool bracket = address[4] == '[';
-    int size = (int)(colon - address) - 4 - 2 * bracket;
-    snprintf(host_out, GR_HOST_BYTES, "%.*s", size < GR_HOST_BYTES ? size : 0,
-             address + 4 + bracket);
-    snprintf(port_out, PORT_BYTES, "%s", colon + 1);
+    snprintf(port_out, PORT_BYTES, "%s", port);
     return host_out[0] != '\0';
 }
 

@@ -85,19 +85,12 @@ gr_status gr_join_token(bool make, uint8_t token_out[GR_SECRET_BYTES], gr_diag *
 
 /* ---- The launcher's side --------------------------------------------------------------------- */
 
-/* "HOST:PORT" in two; the host without brackets. */
-static gr_status split(const char *at, char host_out[GR_HOSTS_NAME_BYTES], const char **port_out,
+static gr_status split(const char *at, char host_out[GR_HOST_BYTES], const char **port_out,
                        gr_diag *diag)
 {
-    const char *colon = strrchr(at, ':');
-    size_t size = colon != NULL ? (size_t)(colon - at) : 0;
-    bool bracket = size > 1 && at[0] == '[' && at[size - 1] == ']';
-    if (colon == NULL || colon[1] == '\0' || size >= GR_HOSTS_NAME_BYTES) {
-        return gr_fail(diag, GR_E_INVALID, "\"%s\" is no address; write HOST:PORT", at);
-    }
-    snprintf(host_out, GR_HOSTS_NAME_BYTES, "%.*s", (int)(size - 2 * bracket), at + bracket);
-    *port_out = colon + 1;
-    return GR_OK;
+    return gr_address_split(at, host_out, port_out)
+               ? GR_OK
+               : gr_fail(diag, GR_E_INVALID, "\"%s\" is no address; write HOST:PORT", at);
 }
 
 static bool admit(void *admit_arg, int32_t peer_rank, gr_auth_rail stream)
@@ -109,7 +102,7 @@ static bool admit(void *admit_arg, int32_t peer_rank, gr_auth_rail stream)
 gr_status gr_join_listen(const char *at, const uint8_t token[GR_SECRET_BYTES], const gr_log *log,
                          gr_acceptor **acceptor_out, gr_diag *diag)
 {
-    char host[GR_HOSTS_NAME_BYTES];
+    char host[GR_HOST_BYTES];
     const char *port = "";
     gr_acceptor_config config = {.rank = GR_AUTH_RANK_COORDINATOR,
                                  .secret = token,
@@ -251,7 +244,7 @@ gr_status gr_join_dial(const char *at, int slots, const uint8_t token[GR_SECRET_
                        int64_t timeout_us, const gr_log *log, gr_accepted *arrival_out,
                        gr_diag *diag)
 {
-    char host[GR_HOSTS_NAME_BYTES], address[GR_ADDRESS_BYTES];
+    char host[GR_HOST_BYTES], address[GR_ADDRESS_BYTES];
     const char *port = "";
     const int64_t until_us = gr_now_ns() / 1000 + timeout_us;
     const gr_acceptor_config config = {.rank = slots,

@@ -256,30 +256,27 @@ static gr_status malformed(const char *address, gr_diag *diag)
                    GR_ADDRESS_BYTES, address);
 }
 
-/* The host and the port of "tcp:HOST:PORT"; false: it is not of that form. */
-static bool split_tcp(const char *address, char host_out[GR_HOST_BYTES], const char **port_out)
+bool gr_address_split(const char *text, char host_out[GR_HOST_BYTES], const char **port_out)
 {
-    if (strncmp(address, tcp_mark, strlen(tcp_mark)) != 0) {
+    const char *colon = strrchr(text, ':');
+    size_t size = colon != NULL ? (size_t)(colon - text) : 0;
+    bool bracket = size > 1 && text[0] == '[' && text[size - 1] == ']';
+    size -= bracket ? 2 : 0;
+    if (colon == NULL || colon[1] == '\0' || size >= GR_HOST_BYTES) {
         return false;
     }
-    const char *from = address + strlen(tcp_mark);
-    const char *colon = strrchr(from, ':');
-    if (colon == NULL || colon == from || colon[1] == '\0' ||
-        strspn(colon + 1, "0123456789") != strlen(colon + 1)) {
-        return false;
-    }
-    size_t size = (size_t)(colon - from);
-    if (from[0] == '[' && size > 2 && colon[-1] == ']') {
-        from++;
-        size -= 2;
-    }
-    if (size >= GR_HOST_BYTES) {
-        return false;
-    }
-    memcpy(host_out, from, size);
+    memcpy(host_out, text + bracket, size);
     host_out[size] = '\0';
     *port_out = colon + 1;
     return true;
+}
+
+/* The host and the port of "tcp:HOST:PORT"; false: it is not of that form. */
+static bool split_tcp(const char *address, char host_out[GR_HOST_BYTES], const char **port_out)
+{
+    return strncmp(address, tcp_mark, strlen(tcp_mark)) == 0 &&
+           gr_address_split(address + strlen(tcp_mark), host_out, port_out) &&
+           host_out[0] != '\0' && strspn(*port_out, "0123456789") == strlen(*port_out);
 }
 
 /* Never blocks: no name is looked up. */
@@ -295,7 +292,7 @@ bool gr_address_name(const char *address, char host_out[GR_ADDRESS_BYTES])
     char host[GR_HOST_BYTES];
     const char *port;
     struct addrinfo *found = NULL;
-    if (!split_tcp(address, host, &port) || host[0] == '\0') {
+    if (!split_tcp(address, host, &port)) {
         return false;
     }
     int error = find_number(host, port, &found);

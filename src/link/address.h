@@ -21,6 +21,10 @@ gr_status gr_address_reserve(gr_ports ports, int *fd_out, uint16_t *port_out,
 /* "40000-40100" or "40000"; NULL or "": any. GR_E_INVALID with a sentence. */
 gr_status gr_ports_parse(const char *text, gr_ports *ports_out, gr_diag *diag) GR_MUST_CHECK;
 
+/* The host, without brackets, and the port of "HOST:PORT", "[HOST]:PORT" or ":PORT"; *port_out
+ * points into `text`. False: there is no port, or the host is too long. */
+bool gr_address_split(const char *text, char host_out[GR_HOST_BYTES], const char **port_out);
+
 /* The next of several addresses with blanks between them, from *at on; false: no more. One that is
  * too long comes out cut, and cannot be connected to. */
 bool gr_address_next(const char *addresses, size_t *at, char address_out[GR_ADDRESS_BYTES]);
