@@ -109,7 +109,10 @@ static int fail(const gr_job *job, const gr_comm *comm, gr_status status, const 
     /* The operator may hear of a lost server later. A launcher knows. */
     bool by_server = job->strategy->needs_servers && job->run.all_stop && status == GR_E_IO &&
                      diag->peer_rank >= 0;
-    return by_server || gr_fault_of_peer(status) ? GR_LAUNCH_EXIT_PEER : GR_EXIT_FAILED;
+    /* The others did not come. A launcher has seen why, an operator may try again. */
+    bool by_absence = job->run.all_stop && comm == NULL && status == GR_E_TIMEOUT;
+    return by_server || by_absence || gr_fault_of_peer(status) ? GR_LAUNCH_EXIT_PEER
+                                                               : GR_EXIT_FAILED;
 }
 
 /* The training ends after a whole step, with a checkpoint: signals wait until they are asked for.

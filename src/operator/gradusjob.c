@@ -396,8 +396,8 @@ static void add_meeting(gr_training *t, json_t *container, const gr_training_rol
     gr_gradusjob_add_env(t, container, "TORCHELASTIC_RUN_ID", json_string(name));
     if (is_running(t)) {
         add_joining(t, container, role, index);
-    } else {
-        gr_training_add_env(t, container, "GRADUS_JOIN_TIMEOUT", GR_GRADUSJOB_JOIN_TIMEOUT);
+    } else { /* for ever: the last pod may wait for room, and the operator sees who is lost */
+        gr_training_add_env(t, container, "GRADUS_JOIN_TIMEOUT", "0");
     }
     gr_object_append(gr_object_list(container, "ports", &t->look.no_memory),
                      json_pack("{s:s, s:I}", "name", COORDINATOR_PORT, "containerPort",
@@ -748,7 +748,8 @@ static bool keep_attempt(gr_training *t)
     attempt a = look_at_attempt(t, role);
     gr_gradusjob_servers s = gr_gradusjob_look_at_servers(t, a.is_formed);
     int64_t min = gr_object_int(t->look.job, WORKERS ".Worker.minReplicas", 1);
-    bool is_disturbed = !a.is_formed && a.lost + a.going + s.lost > 0;
+    int64_t ended = a.lost + a.peerless + a.asked;
+    bool is_disturbed = !a.is_formed && ended + a.going + s.lost > 0;
     if (a.there == 0 && !a.is_formed) {
         return gr_gradusjob_clear_servers(t, &s);
     }

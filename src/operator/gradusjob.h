@@ -10,7 +10,6 @@
 #define GR_GRADUSJOB_SERVER "Server"
 /* Of all pods of an attempt that has parameter servers: how many. */
 #define GR_GRADUSJOB_SERVERS_LABEL "gradus.dev/servers"
-#define GR_GRADUSJOB_JOIN_TIMEOUT "10min"
 
 /* ---- gradusjob.c ----------------------------------------------------------------------------- */
 

@@ -2,6 +2,7 @@
 """The job document: what `gradus run --dry-run --json` prints, and workers are given."""
 import json
 import os
+import socket
 
 import pytest
 from conftest import SOURCE, sha256_of, write_digits
@@ -77,6 +78,19 @@ def test_a_worker_goes_on_from_the_newest_checkpoint(gradus, job, tmp_path):
     assert sha256_of(tmp_path / "by hand") == sha256_of(tmp_path / "launched")
     done = gradus("worker", env={"GRADUS_JOB": "{}"})
     assert done.returncode == 2 and "job document: this is none" in done.stderr, done
+
+
+@pytest.mark.parametrize("all_stop, code", [(True, 76), (False, 1)], ids=["operator", "launcher"])
+def test_a_worker_whom_nobody_meets_may_be_tried_again_by_an_operator(gradus, job, all_stop, code):
+    document = json.loads(gradus.document("-np", 2, job).read_text())
+    document["run"]["all_stop"] = all_stop
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    done = gradus("worker", env={
+        "GRADUS_JOB": json.dumps(document), "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port - 1),
+        "TORCHELASTIC_RUN_ID": "digits", "GRADUS_SECRET": "5" * 64, "GRADUS_JOIN_TIMEOUT": "0.3s"})
+    assert done.returncode == code and "GRADUS_JOIN_TIMEOUT" in done.stderr, done
 
 
 def test_another_descriptor(gradus, job, tmp_path):

@@ -105,6 +105,7 @@ static void workers_meet_at_the_first_one(void **state)
     assert_string_equal(variable(&c, "train-worker-1", "WORLD_SIZE"), "2");
     assert_string_equal(variable(&c, "train-worker-1", "MASTER_ADDR"), "train-worker-0.train");
     assert_string_equal(variable(&c, "train-worker-1", "GRADUS_MIN_WORKERS"), "1");
+    assert_string_equal(variable(&c, "train-worker-1", "GRADUS_JOIN_TIMEOUT"), "0");
     assert_string_equal(gr_object_text(pod, "spec.hostname"), "train-worker-1");
     assert_string_equal(gr_object_text(pod, "spec.subdomain"), "train");
     assert_string_equal(gr_object_text(pod, "spec.restartPolicy"), "Never");
@@ -465,6 +466,27 @@ static void pod_lost_before_all_have_run_all_begin_anew(void **state)
     close_cluster(&c);
 }
 
+/* Those that are left would wait for it. */
+static void worker_that_could_not_go_on_before_all_have_run_all_begin_anew(void **state)
+{
+    (void)state;
+    for (int code = 75; code <= 76; code++) {
+        cluster c;
+        open_cluster(&c, 2);
+        settle(&c);
+        set_phase(&c, "train-worker-0", "Running");
+        settle(&c);
+        end_pod(&c, "train-worker-0", code);
+        look(&c);
+        assert_writes(&c, "delete train-worker-0, delete train-worker-1, status train");
+        carry_out(&c);
+        run_all_pods(&c);
+        assert_true(holds(&c, "Running"));
+        assert_int_equal(gr_object_int(c.job, "status.restarts", 0), code == 76);
+        close_cluster(&c);
+    }
+}
+
 static void exit_code_of_a_worker_fails_the_job_unless_others_were_lost(void **state)
 {
     (void)state;
@@ -623,6 +645,7 @@ int main(void)
         cmocka_unit_test(worker_of_a_command_lost_stays_lost),
         cmocka_unit_test(too_few_left_all_begin_anew_until_the_limit),
         cmocka_unit_test(pod_lost_before_all_have_run_all_begin_anew),
+        cmocka_unit_test(worker_that_could_not_go_on_before_all_have_run_all_begin_anew),
         cmocka_unit_test(exit_code_of_a_worker_fails_the_job_unless_others_were_lost),
         cmocka_unit_test(scaled_job_goes_on_with_another_number),
         cmocka_unit_test(suspended_job_has_no_pods_and_resumes),

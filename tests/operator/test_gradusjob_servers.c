@@ -135,7 +135,7 @@ static void servers_are_pods_whom_workers_find_by_name(void **state)
     assert_null(variable(&c, "train-server-1", "RANK"));
     assert_variable(&c, "train-worker-1", "GRADUS_SERVERS",
                     "tcp:train-server-0.train:29510,tcp:train-server-1.train:29510");
-    assert_variable(&c, "train-worker-1", "GRADUS_SERVERS_TIMEOUT", "10min");
+    assert_variable(&c, "train-worker-1", "GRADUS_SERVERS_TIMEOUT", "24h");
     assert_json(json_object_get(container_of(&c, "train-worker-1"), "ports"),
                 "[{'name': 'master', 'containerPort': 29500}, "
                 "{'name': 'coordinator', 'containerPort': 29501}]");
