@@ -86,6 +86,7 @@ gr_status gr_manifest_look(const char *where, const json_t *job, const char *spa
     gr_object_put(seen, "metadata", metadata, &no_memory);
     gr_operator_view view = *how;
     view.job = seen;
+    view.creates_all = true;
     view.now = "1970-01-01T00:00:00Z"; /* of no object that is created */
     view.cluster_domain = or_none(how->cluster_domain);
     view.gang_scheduler = or_none(how->gang_scheduler);

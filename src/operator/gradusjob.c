@@ -669,6 +669,9 @@ static void replace_lost(gr_training *t, gr_training_role *role, const attempt *
         missing += pod == NULL;
     }
     role->is_closed = false;
+    if (missing > gr_training_may_create(t)) {
+        missing = gr_training_may_create(t);
+    }
     if (missing > 0) {
         gr_object_put(t->look.status, "replaced",
                       json_integer(gr_object_int(t->look.status, "replaced", 0) + missing),

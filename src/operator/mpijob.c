@@ -86,6 +86,7 @@ static void delete_workers(gr_mpijob *m, int64_t first, bool keep_ended)
 
 static void keep_workers(gr_mpijob *m)
 {
+    int64_t created = 0;
     delete_workers(m, m->workers, false);
     for (int64_t i = 0; i < m->workers && !m->look.no_memory; i++) {
         char name[512];
@@ -94,7 +95,12 @@ static void keep_workers(gr_mpijob *m)
         if (m->look.is_stopped) {
             return;
         }
+        if (pod == NULL && created == GR_CREATIONS_MAX && !m->look.view->creates_all) {
+            m->lacks_workers = true;
+            continue;
+        }
         if (pod == NULL) {
+            created++;
             pod = gr_mpijob_worker(m, i);
             gr_look_write(&m->look, "create", json_incref(pod));
         }
@@ -203,7 +209,7 @@ static void keep_objects(gr_mpijob *m)
     for (int i = 0; i < count && !m->look.is_stopped; i++) {
         steps[i](m);
     }
-    if (m->launcher == NULL && !m->look.is_stopped) {
+    if (m->launcher == NULL && !m->look.is_stopped && !m->lacks_workers) {
         create_launcher(m);
     }
 }

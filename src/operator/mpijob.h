@@ -19,9 +19,10 @@ typedef struct gr_mpijob {
     const char *implementation; /* "OpenMPI", "Intel" or "MPICH" */
     int64_t workers;            /* that there are to be */
     bool launcher_is_worker, is_suspended;
-    bool by_agent;    /* its launcher reaches the workers by agents, not by ssh */
-    json_t *launcher; /* the batch Job that is there, or is to be created; NULL: neither */
-    json_t *pods;     /* an array: the workers that are there, or are to be created */
+    bool by_agent;      /* its launcher reaches the workers by agents, not by ssh */
+    json_t *launcher;   /* the batch Job that is there, or is to be created; NULL: neither */
+    json_t *pods;       /* an array: the workers that are there, or are to be created */
+    bool lacks_workers; /* others are the next look's */
     bool no_key;
 } gr_mpijob;
 

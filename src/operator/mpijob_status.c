@@ -176,8 +176,8 @@ static int64_t report_workers(gr_mpijob *m)
     put_count(m, counts, "failed", failed);
     if (evicted > 0) {
         char message[128];
-        snprintf(message, sizeof message, "%" PRId64 "/%zu workers are evicted", evicted,
-                 json_array_size(m->pods));
+        snprintf(message, sizeof message, "%" PRId64 "/%" PRId64 " workers are evicted", evicted,
+                 m->workers);
         if (gr_look_set_condition(&m->look, "Failed", true, "MPIJobEvicted", message)) {
             gr_look_event(&m->look, "Warning", "MPIJobEvicted", message);
         }
@@ -216,7 +216,7 @@ void gr_mpijob_report_status(gr_mpijob *m)
         if (gr_object_condition(conditions, "Running") == NULL) {
             report_never_running(m);
         }
-    } else if (launchers >= 1 && workers == (int64_t)json_array_size(m->pods)) {
+    } else if (launchers >= 1 && workers == m->workers) {
         snprintf(message, sizeof message, "MPIJob %s/%s is running.", m->look.space, m->look.name);
         if (gr_look_set_condition(&m->look, "Running", true, "MPIJobRunning", message)) {
             message[strlen(message) - 1] = '\0'; /* the event's has no full stop */

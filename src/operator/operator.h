@@ -18,6 +18,8 @@
 #define GR_GRADUS_FOLDER "/opt/gradus"
 enum { GR_PYTORCH_INIT_TRIES = 100 };
 
+/* Of pods and Services, which a job may have 100000 of: the answers have it looked at again. */
+enum { GR_CREATIONS_MAX = 64 };
 enum { GR_EVENT_BYTES = 1024 + 1 }; /* of the text of an event, as Kubernetes allows */
 
 /* What a reconciler sees; all of it is borrowed for the call. */
@@ -46,7 +48,8 @@ typedef struct gr_operator_view {
     /* Likewise {"token": 64 hexadecimal digits in base64}, by which the workers of a GradusJob know
      * each other, and the launcher of an MPIJob its agents. */
     json_t *(*token)(void *ssh_key_arg);
-    bool has_no_agents;             /* MPIJobs are launched by ssh, whatever they ask for */
+    bool creates_all;   /* more than GR_CREATIONS_MAX in one look, for nobody looks again */
+    bool has_no_agents; /* MPIJobs are launched by ssh, whatever they ask for */
     const char *launch_agent_image; /* whose init container brings gradus; NULL, "": none */
     bool asks_progress;             /* workers of GradusJobs are asked how far they have come */
     const json_t *progress; /* what one has answered (gr_job_progress_read); NULL: nothing since */

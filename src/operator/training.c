@@ -279,6 +279,11 @@ void gr_training_delete_pod(gr_training *t, const json_t *pod)
     (void)delete_own(t, pod);
 }
 
+int64_t gr_training_may_create(const gr_training *t)
+{
+    return t->look.view->creates_all ? INT64_MAX : GR_CREATIONS_MAX - t->created;
+}
+
 static void delete_pod_group(gr_training *t)
 {
     char message[GR_EVENT_BYTES];
@@ -623,14 +628,16 @@ static void count_pods(gr_training *t, gr_training_role *role)
     }
 }
 
-/* Creates what is not there; false: something of that name is another's. */
+/* Creates what is not there, or leaves it to the next look; false: something of that name is
+ * another's. */
 static bool keep_object(gr_training *t, const gr_training_role *role, int64_t index,
                         const json_t *there, const char *kind,
                         json_t *(*make)(gr_training *, const gr_training_role *, int64_t))
 {
-    if (there != NULL) {
+    if (there != NULL || gr_training_may_create(t) == 0) {
         return true;
     }
+    t->created++;
     if (json_array_size(t->foreign) > 0) {
         char name[GR_TRAINING_NAME_BYTES];
         gr_training_name(t, role, index, name);

@@ -77,6 +77,7 @@ struct gr_training {
     gr_training_role roles[GR_TRAINING_ROLES_MAX]; /* those that the job has */
     size_t role_count;
     int64_t replicas; /* of all roles */
+    int64_t created;  /* pods and Services, in this look */
     json_t *surplus;  /* an array: own pods and Services that no role wants */
     json_t *foreign;  /* an array: those of others, with names of ours */
     json_t *cluster;  /* TFJob's: the hosts of all roles, made when it is needed */
@@ -103,6 +104,8 @@ const char *gr_training_role_of(const json_t *pod);
 bool gr_training_serves(const gr_training *t, const json_t *pod);
 /* Deletes one pod, unless it goes already. */
 void gr_training_delete_pod(gr_training *t, const json_t *pod);
+/* So many pods and Services this look may still make; the others are the next one's. */
+int64_t gr_training_may_create(const gr_training *t);
 /* By its status. NULL: false. */
 bool gr_training_has_phase(const json_t *pod, const char *phase);
 bool gr_training_has_ended(const json_t *pod);

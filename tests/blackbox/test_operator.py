@@ -58,6 +58,12 @@ def test_dry_run_job_prints_its_objects(gradus, tmp_path):
     assert pod["containers"][0]["env"][0] == {"name": "VERSION", "value": "1.10"}
 
 
+def test_dry_run_job_of_many_pods_prints_all(gradus, tmp_path):
+    (tmp_path / "job.yaml").write_text(JOB.replace("replicas: 2", "replicas: 100"))
+    found, _ = objects(gradus, "-f", "job.yaml")
+    assert [one["kind"] for one in found].count("Pod") == 100 and found[-1]["kind"] == "Job"
+
+
 @pytest.mark.parametrize("kind, specs, role, container", [
     ("PyTorchJob", "pytorchReplicaSpecs", "Worker", "pytorch"),
     ("TFJob", "tfReplicaSpecs", "PS", "tensorflow")])

@@ -187,6 +187,20 @@ static inline void assert_writes(const cluster *c, const char *expected)
     assert_string_equal(text, expected);
 }
 
+/* Objects of a kind that the last look creates. */
+static inline int count_created(const cluster *c, const char *kind)
+{
+    size_t i;
+    int count = 0;
+    const json_t *one;
+    json_array_foreach(c->result.writes, i, one)
+    {
+        count += strcmp(gr_object_text(one, "verb"), "create") == 0 &&
+                 strcmp(gr_object_text(one, "object.kind"), kind) == 0;
+    }
+    return count;
+}
+
 static inline const json_t *written(const cluster *c, size_t index)
 {
     return gr_object_at(json_array_get(c->result.writes, index), "object");

@@ -890,6 +890,26 @@ static void resource_trimmed_pod_has_what_reconcilers_read(void **state)
         "\"back-off\"}}}]}}");
 }
 
+/* Each look makes some; that they are there begins the next one. */
+static void controller_of_a_job_of_many_pods_makes_all(void **state)
+{
+    (void)state;
+    for (int writes_at_once = 0; writes_at_once <= 8; writes_at_once += 8) {
+        fixture f;
+        open_empty_with(&f, writes_at_once);
+        json_t *job = new_training_job("TFJob", "tfReplicaSpecs", "tensorflow");
+        json_object_set_new(gr_object_at(job, "spec.tfReplicaSpecs.Worker"), "replicas",
+                            json_integer(100));
+        submit(&f, job);
+        show_all(&f);
+        gr_controller_lead(f.controller, true);
+        run(&f);
+        assert_int_equal(json_object_size(f.k.objects[cluster_resource("v1", "Pod")]), 100);
+        assert_int_equal(json_object_size(f.k.objects[cluster_resource("v1", "Service")]), 100);
+        close_fixture(&f);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -914,6 +934,7 @@ int main(void)
         cmocka_unit_test(controller_answer_about_a_job_that_is_gone_is_dropped),
         cmocka_unit_test(pack_value_comes_back_the_same),
         cmocka_unit_test(resource_trim_keeps_no_secret_and_no_status_of_scalers),
+        cmocka_unit_test(controller_of_a_job_of_many_pods_makes_all),
         cmocka_unit_test(resource_trimmed_pod_has_what_reconcilers_read),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -394,6 +394,28 @@ static void worker_lost_again_and_again_stays_lost_in_the_end(void **state)
     close_cluster(&c);
 }
 
+static void workers_lost_in_large_numbers_each_replaced_once(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 200);
+    set(c.job, "spec.job.global_batch", "256");
+    set(c.job, "spec.job.distribution.shards", "256");
+    run_all_pods(&c);
+    for (int i = 0; i < 70; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "train-worker-%d", i);
+        remove_object(&c, "Pod", name);
+    }
+    look(&c);
+    assert_int_equal(count_created(&c, "Pod"), 64);
+    carry_out(&c);
+    settle(&c);
+    assert_int_equal(count_pods(&c), 200);
+    assert_int_equal(gr_object_int(c.job, "status.replaced", 0), 70);
+    close_cluster(&c);
+}
+
 /* A program of one's own may not know how to take a worker in. */
 static void worker_of_a_command_lost_stays_lost(void **state)
 {
@@ -642,6 +664,7 @@ int main(void)
         cmocka_unit_test(worker_lost_is_made_anew_and_joins_the_others),
         cmocka_unit_test(worker_that_lost_the_others_is_replaced_unless_only_joining_ones_are_left),
         cmocka_unit_test(worker_lost_again_and_again_stays_lost_in_the_end),
+        cmocka_unit_test(workers_lost_in_large_numbers_each_replaced_once),
         cmocka_unit_test(worker_of_a_command_lost_stays_lost),
         cmocka_unit_test(too_few_left_all_begin_anew_until_the_limit),
         cmocka_unit_test(pod_lost_before_all_have_run_all_begin_anew),

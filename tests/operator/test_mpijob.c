@@ -552,6 +552,32 @@ static void job_over_before_it_was_seen_running_tells_so(void **state)
     close_cluster(&c);
 }
 
+static void job_of_many_workers_makes_the_launcher_behind_the_last_one(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 100);
+    look(&c);
+    assert_int_equal(count_created(&c, "Pod"), 64);
+    assert_int_equal(count_created(&c, "Job"), 0);
+    carry_out(&c);
+    look(&c);
+    assert_int_equal(count_created(&c, "Pod"), 36);
+    assert_int_equal(count_created(&c, "Job"), 1);
+    carry_out(&c);
+    run_all(&c, 100);
+    for (int i = 0; i < 70; i++) { /* evicted pods that somebody deletes */
+        char name[64];
+        snprintf(name, sizeof name, "train-worker-%d", i);
+        remove_object(&c, "Pod", name);
+    }
+    set(find(&c, "Pod", "train-worker-99"), "status", "{'phase': 'Failed', 'reason': 'Evicted'}");
+    look(&c);
+    assert_int_equal(count_created(&c, "Pod"), 64);
+    assert_string_equal(event(&c, 0, "message"), "1/100 workers are evicted");
+    close_cluster(&c);
+}
+
 static void worker_evicted_job_failed_but_not_over(void **state)
 {
     (void)state;
@@ -707,6 +733,7 @@ int main(void)
         cmocka_unit_test(job_over_policy_none_nothing_is_touched),
         cmocka_unit_test(launcher_gave_up_reason_and_message_of_its_last_pod),
         cmocka_unit_test(job_over_before_it_was_seen_running_tells_so),
+        cmocka_unit_test(job_of_many_workers_makes_the_launcher_behind_the_last_one),
         cmocka_unit_test(worker_evicted_job_failed_but_not_over),
         cmocka_unit_test(job_created_suspended_launcher_suspended_and_no_pods),
         cmocka_unit_test(job_resumed_template_follows_when_it_may_change),

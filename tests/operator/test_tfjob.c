@@ -50,6 +50,23 @@ static void roles_know_each_other_by_tf_config(void **state)
     close_cluster(&c);
 }
 
+/* Each pod has the names of all. */
+static void job_of_many_pods_makes_some_in_each_look(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, "{'Worker': " ROLE("40") ", 'PS': " ROLE("8") "}");
+    const int expected[] = {32, 16, 0};
+    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
+        look(&c);
+        assert_int_equal(count_created(&c, "Pod"), expected[i]);
+        assert_int_equal(count_created(&c, "Service"), expected[i]);
+        carry_out(&c);
+    }
+    assert_non_null(find(&c, "Pod", "train-worker-39"));
+    close_cluster(&c);
+}
+
 static void dynamic_workers_know_themselves_and_the_servers(void **state)
 {
     (void)state;
@@ -249,6 +266,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(roles_know_each_other_by_tf_config),
+        cmocka_unit_test(job_of_many_pods_makes_some_in_each_look),
         cmocka_unit_test(dynamic_workers_know_themselves_and_the_servers),
         cmocka_unit_test(role_of_no_replicas_and_port_without_name_make_nothing),
         cmocka_unit_test(pod_group_of_volcano_counts_limits_of_what_is_not_requested),
