@@ -123,6 +123,18 @@ bool gr_object_holds(const json_t *conditions, const char *type)
     return same(gr_object_text(gr_object_condition(conditions, type), "status"), "True");
 }
 
+int gr_object_fit(const char *text, int bytes_max)
+{
+    size_t bytes = strnlen(text, (size_t)bytes_max + 1);
+    if (bytes > (size_t)bytes_max) {
+        bytes = (size_t)bytes_max;
+        while (bytes > 0 && ((unsigned char)text[bytes] & 0xC0u) == 0x80u) {
+            bytes--;
+        }
+    }
+    return (int)bytes;
+}
+
 void gr_object_put(json_t *object, const char *key, json_t *value, bool *no_memory)
 {
     *no_memory |= json_object_set_new(object, key, value) != 0;

@@ -20,7 +20,8 @@ enum { GR_PYTORCH_INIT_TRIES = 100 };
 
 /* Of pods and Services, which a job may have 100000 of: the answers have it looked at again. */
 enum { GR_CREATIONS_MAX = 64 };
-enum { GR_EVENT_BYTES = 1024 + 1 }; /* of the text of an event, as Kubernetes allows */
+enum { GR_EVENT_BYTES = 1024 + 1 };      /* of the text of an event, as Kubernetes allows */
+enum { GR_POD_MESSAGE_BYTES_MAX = 600 }; /* of what a pod says, in an event */
 
 /* What a reconciler sees; all of it is borrowed for the call. */
 typedef struct gr_operator_view {
@@ -30,8 +31,9 @@ typedef struct gr_operator_view {
      * creationTimestamp, deletionTimestamp, ownerReferences, labels of training.kubeflow.org,
      * spec.restartPolicy, and of the status phase, reason, message, podIP, the condition Ready, the
      * condition PodScheduled where it is False, and of a container or init container that has
-     * restarted, has ended, or waits with a message: name, restartCount, state.terminated.exitCode,
-     * state.waiting. Of a Secret it keeps the keys of `data` without the values, of a
+     * restarted, has ended, or waits with a message: name, restartCount, state.waiting, and of
+     * state.terminated exitCode, and where that is not 0 reason and GR_POD_MESSAGE_BYTES_MAX of
+     * message. Of a Secret it keeps the keys of `data` without the values, of a
      * HorizontalPodAutoscaler no status. */
     const json_t *objects;
     const char *now;            /* "2026-01-31T12:00:00Z" */

@@ -136,11 +136,26 @@ static json_t *trim_conditions(const json_t *conditions, bool *no_memory)
     return kept;
 }
 
+/* How a container has ended; why, where it has failed. The message may be as long as its program
+ * likes (terminationMessagePath). */
+static json_t *trim_ended(const json_t *ended, bool *no_memory)
+{
+    static const char *const keys[] = {"exitCode", "reason", NULL};
+    static const char *const of_success[] = {"exitCode", NULL};
+    bool has_failed = json_integer_value(json_object_get(ended, "exitCode")) != 0;
+    json_t *kept = pick(ended, has_failed ? keys : of_success, no_memory);
+    const char *message = gr_object_text(ended, "message");
+    if (has_failed && message != NULL) {
+        int bytes = gr_object_fit(message, GR_POD_MESSAGE_BYTES_MAX);
+        gr_object_put(kept, "message", json_stringn(message, (size_t)bytes), no_memory);
+    }
+    return kept;
+}
+
 /* Of a container that has ended or restarted, or says why it waits; NULL: of another. */
 static json_t *trim_container(const json_t *container, bool *no_memory)
 {
     static const char *const of_container[] = {"name", NULL};
-    static const char *const of_ended[] = {"exitCode", NULL};
     static const char *const of_waiting[] = {"reason", "message", NULL};
     json_t *restarts = json_object_get(container, "restartCount");
     const json_t *ended = gr_object_at(container, "state.terminated");
@@ -156,7 +171,7 @@ static json_t *trim_container(const json_t *container, bool *no_memory)
     }
     if (ended != NULL || says_why) {
         json_t *state = ended != NULL
-                            ? json_pack("{s:o}", "terminated", pick(ended, of_ended, no_memory))
+                            ? json_pack("{s:o}", "terminated", trim_ended(ended, no_memory))
                             : json_pack("{s:o}", "waiting", pick(waiting, of_waiting, no_memory));
         gr_object_put(kept, "state", state, no_memory);
     }

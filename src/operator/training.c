@@ -538,6 +538,12 @@ static void judge_failed(gr_training *t, const gr_training_role *role, const jso
     gr_training_set_condition(t, "Restarting", true, "Restarting", message);
 }
 
+/* NULL: 0. */
+static int shown_bytes(const char *text)
+{
+    return text != NULL ? gr_object_fit(text, GR_POD_MESSAGE_BYTES_MAX) : 0;
+}
+
 /* Why a container waits: an image that cannot be had, failures one after the other; or how it
  * ended, though its pod goes on. */
 static void report_container(gr_training *t, const char *pod, const json_t *status)
@@ -551,13 +557,13 @@ static void report_container(gr_training *t, const char *pod, const json_t *stat
     int64_t code = gr_object_int(status, "state.terminated.exitCode", 0);
     if (name != NULL && code != 0 && end != NULL) {
         snprintf(message, sizeof message,
-                 "Error pod %s container %s exitCode: %" PRId64 " terminated message: %.600s", pod,
-                 name, code, last_words != NULL ? last_words : "");
+                 "Error pod %s container %s exitCode: %" PRId64 " terminated message: %.*s", pod,
+                 name, code, shown_bytes(last_words), last_words != NULL ? last_words : "");
         gr_look_event(&t->look, "Warning", end, message);
     }
     if (name != NULL && text != NULL && reason != NULL) {
-        snprintf(message, sizeof message, "Error pod %s container %s waiting message: %.600s", pod,
-                 name, text);
+        snprintf(message, sizeof message, "Error pod %s container %s waiting message: %.*s", pod,
+                 name, shown_bytes(text), text);
         gr_look_event(&t->look, "Warning", reason, message);
     }
 }
@@ -581,7 +587,8 @@ static void report_abnormal(gr_training *t, const json_t *pod)
     const char *text = gr_object_text(status, "message"),
                *reason = gr_object_text(status, "reason");
     if (gr_object_is_text(status, "status", "False") && text != NULL && reason != NULL) {
-        snprintf(message, sizeof message, "Error pod %s condition message: %.600s", name, text);
+        snprintf(message, sizeof message, "Error pod %s condition message: %.*s", name,
+                 shown_bytes(text), text);
         gr_look_event(&t->look, "Warning", reason, message);
     }
 }

@@ -868,13 +868,16 @@ static void resource_trimmed_pod_has_what_reconcilers_read(void **state)
         "\"conditions\":[{\"type\":\"Ready\",\"status\":\"False\",\"reason\":\"r\"},{\"type\":"
         "\"Initialized\",\"status\":\"True\"},{\"type\":\"PodScheduled\",\"status\":\"True\"}],"
         "\"containerStatuses\":[{\"name\":\"c\",\"restartCount\":0,\"imageID\":\"sha\","
-        "\"state\":{\"terminated\":{\"exitCode\":130,\"reason\":\"Error\"}}},{\"name\":\"d\","
+        "\"state\":{\"terminated\":{\"exitCode\":130,\"reason\":\"Error\",\"message\":\"no "
+        "route\",\"containerID\":\"x\"}}},{\"name\":\"s\",\"state\":{\"terminated\":{"
+        "\"exitCode\":0,\"reason\":\"Completed\",\"message\":\"bye\"}}},{\"name\":\"d\","
         "\"restartCount\":2,\"state\":{\"running\":{}}}]}}",
         "{\"metadata\":{\"name\":\"a\",\"labels\":{\"training.kubeflow.org/job-name\":\"j\"}},"
         "\"spec\":{\"restartPolicy\":\"Never\"},\"status\":{\"phase\":\"Failed\",\"reason\":"
         "\"Evicted\",\"conditions\":[{\"type\":\"Ready\",\"status\":\"False\"}],"
-        "\"containerStatuses\":[{\"name\":\"c\",\"state\":{\"terminated\":{\"exitCode\":130}}},"
-        "{\"name\":\"d\",\"restartCount\":2}]}}");
+        "\"containerStatuses\":[{\"name\":\"c\",\"state\":{\"terminated\":{\"exitCode\":130,"
+        "\"reason\":\"Error\",\"message\":\"no route\"}}},{\"name\":\"s\",\"state\":{"
+        "\"terminated\":{\"exitCode\":0}}},{\"name\":\"d\",\"restartCount\":2}]}}");
     expect_trimmed_pod(
         "{\"metadata\":{\"name\":\"a\"},\"spec\":{},\"status\":{\"phase\":\"Pending\","
         "\"conditions\":[{\"type\":\"PodScheduled\",\"status\":\"False\",\"reason\":"

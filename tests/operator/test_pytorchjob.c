@@ -433,6 +433,35 @@ static void containers_that_wait_or_ended_in_a_pod_that_runs_told(void **state)
     close_cluster(&c);
 }
 
+/* The event's text is cut where a character ends. */
+static void container_that_failed_with_many_words_told_as_far_as_they_fit(void **state)
+{
+    (void)state;
+    for (int before = 0; before < 3; before++) {
+        cluster c;
+        char words[1400], expected[700], text[1600];
+        open_cluster(&c, 1);
+        run_all_pods(&c);
+        memset(words, 'a', (size_t)before);
+        words[before] = '\0';
+        while (strlen(words) < 1300) {
+            strcat(words, "\xe2\x82\xac"); /* a sign of three bytes */
+        }
+        snprintf(text, sizeof text,
+                 "[{'name': 'pytorch', 'state': {'terminated': {'exitCode': 137, 'reason': "
+                 "'OOMKilled', 'message': '%s'}}}]",
+                 words);
+        set(find(&c, "Pod", "train-worker-0"), "status.containerStatuses", text);
+        look(&c);
+        snprintf(expected, sizeof expected,
+                 "Error pod train-worker-0 container pytorch exitCode: 137 terminated message: "
+                 "%.*s",
+                 before == 0 ? 600 : 597 + before, words);
+        assert_event(&c, "OOMKilled", expected);
+        close_cluster(&c);
+    }
+}
+
 static void volcano_autoscaler_does_not_wait(void **state)
 {
     (void)state;
@@ -619,6 +648,7 @@ int main(void)
         cmocka_unit_test(volcano_first_pods_wait_later_ones_do_not),
         cmocka_unit_test(template_finalizers_go_along_and_its_restart_policy_is_told),
         cmocka_unit_test(containers_that_wait_or_ended_in_a_pod_that_runs_told),
+        cmocka_unit_test(container_that_failed_with_many_words_told_as_far_as_they_fit),
         cmocka_unit_test(volcano_autoscaler_does_not_wait),
         cmocka_unit_test(job_wrong_one_event_and_no_writes),
         cmocka_unit_test(limits_below_zero_are_over_at_once),
