@@ -720,7 +720,8 @@ static void close_roles(gr_training *t)
     }
 }
 
-/* The job asks for other pods than the attempt has. */
+/* The job asks for other pods than the attempt has: where all workers are gone, nobody knows how
+ * many servers that was. */
 static bool is_scaled(const gr_training *t, const attempt *a, const gr_gradusjob_servers *s,
                       char message_out[GR_EVENT_BYTES])
 {
@@ -729,7 +730,7 @@ static bool is_scaled(const gr_training *t, const attempt *a, const gr_gradusjob
              t->look.name, by_servers ? a->servers : a->size,
              by_servers ? s->wanted : t->roles[0].replicas,
              by_servers ? "parameter servers" : "workers");
-    return a->size != t->roles[0].replicas || a->servers != s->wanted;
+    return a->size != t->roles[0].replicas || (a->there > 0 && a->servers != s->wanted);
 }
 
 /* A worker has failed, and no loss of others is the cause; or a server, before there was any. */

@@ -338,6 +338,27 @@ static void servers_lost_beyond_the_limit_fail_the_job(void **state)
     close_cluster(&c);
 }
 
+/* Nobody has asked for another number of servers. */
+static void workers_gone_all_at_once_count_as_lost(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 2);
+    set(c.job, "spec.runPolicy.backoffLimit", "1");
+    for (int restarts = 0; restarts < 2; restarts++) {
+        run_all_pods(&c);
+        assert_true(holds(&c, "Running"));
+        assert_int_equal(of_status(&c, "restarts"), restarts);
+        remove_object(&c, "Pod", "train-worker-0");
+        remove_object(&c, "Pod", "train-worker-1");
+        look(&c);
+        assert_writes(&c, "delete train-server-0, delete train-server-1, status train");
+        carry_out(&c);
+        assert_true(holds(&c, restarts == 0 ? "Restarting" : "Failed"));
+    }
+    close_cluster(&c);
+}
+
 static void server_lost_before_all_have_run_all_begin_anew(void **state)
 {
     (void)state;
@@ -550,6 +571,7 @@ int main(void)
         cmocka_unit_test(server_lost_so_often_is_not_replaced_any_more),
         cmocka_unit_test(server_that_others_cannot_do_without_all_begin_anew),
         cmocka_unit_test(servers_lost_beyond_the_limit_fail_the_job),
+        cmocka_unit_test(workers_gone_all_at_once_count_as_lost),
         cmocka_unit_test(server_lost_before_all_have_run_all_begin_anew),
         cmocka_unit_test(server_that_cannot_begin_fails_the_job),
         cmocka_unit_test(workers_that_fail_after_a_server_was_lost_begin_anew),
