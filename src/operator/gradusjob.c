@@ -628,15 +628,21 @@ static attempt look_at_attempt(gr_training *t, const gr_training_role *role)
     return a;
 }
 
+/* All pods of an attempt are made by it. */
+static void forget_replaced(gr_training *t)
+{
+    if (json_object_get(t->look.status, "replaced") != NULL) {
+        gr_object_put(t->look.status, "replaced", json_integer(0), &t->look.no_memory);
+    }
+}
+
 /* All pods go. Running makes room for Restarting, so that the next attempt has to come about. */
 static void begin_anew(gr_training *t, const char *what, const char *message)
 {
     gr_training_delete_pods(t);
     gr_training_event(t, "Normal", what, message);
     gr_training_set_condition(t, "Restarting", true, what, message);
-    if (json_object_get(t->look.status, "replaced") != NULL) {
-        gr_object_put(t->look.status, "replaced", json_integer(0), &t->look.no_memory);
-    }
+    forget_replaced(t);
 }
 
 /* Returns true if a worker may join: not where all are needed, where the program may not know how
@@ -755,6 +761,7 @@ static bool keep_attempt(gr_training *t)
     int64_t ended = a.lost + a.peerless + a.asked;
     bool is_disturbed = !a.is_formed && ended + a.going + s.lost > 0;
     if (a.there == 0 && !a.is_formed) {
+        forget_replaced(t); /* of the attempt before a suspension */
         return gr_gradusjob_clear_servers(t, &s);
     }
     if (a.is_formed) {

@@ -560,6 +560,9 @@ static void suspended_job_has_no_pods_and_resumes(void **state)
     cluster c;
     open_cluster(&c, 2);
     run_all_pods(&c);
+    end_pod(&c, "train-worker-1", 137);
+    run_all_pods(&c);
+    assert_int_equal(gr_object_int(c.job, "status.replaced", 0), 1);
     set(c.job, "spec.runPolicy.suspend", "true");
     settle(&c);
     assert_true(holds(&c, "Suspended") && !holds(&c, "Running"));
@@ -567,6 +570,7 @@ static void suspended_job_has_no_pods_and_resumes(void **state)
     set(c.job, "spec.runPolicy.suspend", "false");
     run_all_pods(&c);
     assert_true(holds(&c, "Running") && !holds(&c, "Suspended"));
+    assert_int_equal(gr_object_int(c.job, "status.replaced", -1), 0);
     close_cluster(&c);
 }
 
