@@ -298,6 +298,20 @@ def test_objects_that_are_refused_are_told(api, cluster, operator):
     cluster.complete("a")
 
 
+def test_errors_of_server_at_a_creation_are_told(api, cluster, operator):
+    """A webhook that fails answers so. The text is cut where a character ends."""
+    operator.ready()
+    said = "failed calling webhook: " + "\u20ac" * 400
+    api.fault("^POST .*/pods$", kube_api.refuse(500, message=said), times=2)
+    api.fault("^PUT .*/status$", kube_api.refuse(500), times=1)
+    cluster.submit(mpi_job("a"))
+    cluster.complete("a")
+    api.wait(lambda: "MPIJobFailed" in {one["reason"] for one in cluster.events("a")}, "an event")
+    told = {one["message"] for one in cluster.events("a") if one["reason"] == "MPIJobFailed"}
+    assert told == {"worker pod created failed: " + said[:24 + (900 - 24) // 3]}
+    cluster.assert_once()
+
+
 # ---- Several operators --------------------------------------------------------------------------
 def test_leader_that_is_killed_is_replaced(api, cluster, config):
     with Operator(config) as first:

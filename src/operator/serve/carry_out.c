@@ -12,8 +12,11 @@
 #include <string.h>
 #include <time.h>
 
-/* Looks and actions between two looks at the network. */
-enum { STEPS_AT_ONCE = 256 };
+enum {
+    STEPS_AT_ONCE = 256,     /* looks and actions between two looks at the network */
+    MESSAGE_BYTES_MAX = 900, /* of the server, in an event of the controller */
+    HTTP_SERVER_ERROR = 500
+};
 
 static const char *or_empty(const char *text)
 {
@@ -150,13 +153,22 @@ static void end_write(gr_serve_write *write, gr_api_answer answer, const json_t 
     }
 }
 
+/* A webhook that fails is an error of the server, with a sentence of its own: the job's user is to
+ * know what keeps an object from being made. */
+static bool is_refused_by_error(const gr_serve_write *write, const gr_kube_answer *answer)
+{
+    return answer->http >= HTTP_SERVER_ERROR && answer->message[0] != '\0' &&
+           strcmp(write->verb, "create") == 0;
+}
+
 static void take_answer(void *arg, const gr_kube_answer *answer)
 {
     gr_serve_write *write = arg;
-    gr_api_answer kind = kind_of(answer);
+    gr_api_answer kind = is_refused_by_error(write, answer) ? GR_API_REFUSED : kind_of(answer);
     json_t *object = json_incref(answer->object);
     if (kind == GR_API_REFUSED) { /* the controller tells the job's user what the server says */
-        object = json_pack("{s:s}", "message", answer->message);
+        object = json_pack("{s:s#}", "message", answer->message,
+                           gr_object_fit(answer->message, MESSAGE_BYTES_MAX));
     }
     if (kind == GR_API_REFUSED || kind == GR_API_FAILED) {
         gr_serve_warn(write->serve, answer->diag->text);
