@@ -168,6 +168,36 @@ static void batch_failed_pods_replaced_after_a_pause_that_doubles(void **state)
     gr_store_destroy(store);
 }
 
+static void batch_containers_restarted_up_to_the_limit_fail_the_job(void **state)
+{
+    (void)state;
+    static const struct {
+        int limit, restarts, of_init;
+        const char *policy, *ends;
+    } cases[] = {{2, 1, 0, "OnFailure", NULL},
+                 {2, 1, 1, "OnFailure", "BackoffLimitExceeded"},
+                 {2, 2, 0, "OnFailure", "BackoffLimitExceeded"},
+                 {0, 0, 0, "OnFailure", NULL},
+                 {0, 1, 0, "OnFailure", "BackoffLimitExceeded"},
+                 {1, 2, 0, "Never", NULL}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        gr_store *store = make_store();
+        json_t *job = batch_job(json_pack("{s:i}", "backoffLimit", cases[i].limit));
+        json_object_set_new(gr_object_at(job, "spec.template.spec"), "restartPolicy",
+                            json_string(cases[i].policy));
+        ask(store, "create", job);
+        look(store, 1000);
+        gr_store_set_status(store, pod_of(store),
+                            json_pack("{s:s, s:[{s:i}], s:[{s:i}]}", "phase", "Running",
+                                      "containerStatuses", "restartCount", cases[i].restarts,
+                                      "initContainerStatuses", "restartCount", cases[i].of_init));
+        look(store, 1001);
+        assert_string_equal(ended_as(store) != NULL ? ended_as(store) : "",
+                            cases[i].ends != NULL ? cases[i].ends : "");
+        gr_store_destroy(store);
+    }
+}
+
 static void batch_pod_succeeds_job_complete(void **state)
 {
     (void)state;
@@ -296,6 +326,7 @@ int main(void)
         cmocka_unit_test(store_stale_version_conflict),
         cmocka_unit_test(store_owner_removed_takes_what_it_owns),
         cmocka_unit_test(batch_failed_pods_replaced_after_a_pause_that_doubles),
+        cmocka_unit_test(batch_containers_restarted_up_to_the_limit_fail_the_job),
         cmocka_unit_test(batch_pod_succeeds_job_complete),
         cmocka_unit_test(batch_deadline_ends_the_pod),
         cmocka_unit_test(batch_suspended_has_no_pod_until_resumed),

@@ -78,11 +78,21 @@ static int64_t end_of(const batch_look *l, const json_t *pod)
     return last_s > 0 ? last_s : l->wall_s;
 }
 
+static int64_t count_restarts(const json_t *containers)
+{
+    int64_t sum = 0;
+    size_t i;
+    const json_t *container;
+    json_array_foreach(containers, i, container)
+    {
+        sum += gr_object_int(container, "restartCount", 0);
+    }
+    return sum;
+}
+
 static void count_pod(batch_look *l, const json_t *pod)
 {
     const char *phase = gr_object_text(pod, "status.phase");
-    size_t i;
-    const json_t *container;
     if (phase != NULL && strcmp(phase, "Succeeded") == 0) {
         l->succeeded++;
     } else if (phase != NULL && strcmp(phase, "Failed") == 0) {
@@ -94,10 +104,8 @@ static void count_pod(batch_look *l, const json_t *pod)
     } else {
         l->active++;
         l->ready += gr_object_holds(gr_object_at(pod, "status.conditions"), "Ready");
-        json_array_foreach(gr_object_at(pod, "status.containerStatuses"), i, container)
-        {
-            l->restarts += gr_object_int(container, "restartCount", 0);
-        }
+        l->restarts += count_restarts(gr_object_at(pod, "status.initContainerStatuses")) +
+                       count_restarts(gr_object_at(pod, "status.containerStatuses"));
     }
 }
 
@@ -179,6 +187,15 @@ static void suspend(batch_look *l)
     set_condition(l, "Suspended", "True", "JobSuspended", "Job suspended");
 }
 
+/* As Kubernetes' controller counts: so many pods may fail; with OnFailure the restart with the
+ * number of the limit is one too many, and the first one if that is 0. */
+static bool is_past_limit(const batch_look *l)
+{
+    int64_t limit = gr_object_int(l->job, "spec.backoffLimit", BACKOFF_LIMIT);
+    bool is_restarted = gr_object_is_text(l->job, "spec.template.spec.restartPolicy", "OnFailure");
+    return l->failed > limit || (is_restarted && l->restarts >= (limit > 0 ? limit : 1));
+}
+
 static void go_on(batch_look *l)
 {
     const json_t *spec = json_object_get(l->job, "spec");
@@ -193,7 +210,7 @@ static void go_on(batch_look *l)
         gr_object_put_text(l->status, "completionTime", gr_store_now(l->store), &l->no_memory);
         set_condition(l, "Complete", "True", "CompletionsReached",
                       "Reached expected number of succeeded pods");
-    } else if (l->failed + l->restarts > gr_object_int(spec, "backoffLimit", BACKOFF_LIMIT)) {
+    } else if (is_past_limit(l)) {
         fail(l, "BackoffLimitExceeded", "Job has reached the specified backoff limit");
     } else if (deadline_s > 0 && l->wall_s >= start_s + deadline_s) {
         fail(l, "DeadlineExceeded", "Job was active longer than specified deadline");
