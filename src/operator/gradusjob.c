@@ -324,15 +324,12 @@ static void add_number(gr_training *t, json_t *container, const char *name, int6
 /* The kubelet replaces "$(NAME)", and "$$" by "$". */
 static json_t *escape(const char *text)
 {
-    char *escaped = NULL;
-    size_t size_bytes = 0;
-    FILE *out = open_memstream(&escaped, &size_bytes);
-    for (; out != NULL && *text != '\0'; text++) {
-        fputs(text[0] == '$' ? "$$" : (const char[]){text[0], '\0'}, out);
+    gr_object_print escaped;
+    gr_object_print_begin(&escaped);
+    for (; escaped.out != NULL && *text != '\0'; text++) {
+        fputs(text[0] == '$' ? "$$" : (const char[]){text[0], '\0'}, escaped.out);
     }
-    json_t *value = out != NULL && fclose(out) == 0 ? json_string(escaped) : NULL;
-    free(escaped);
-    return value;
+    return gr_object_print_end(&escaped);
 }
 
 void gr_gradusjob_add_secret(gr_training *t, json_t *container)
@@ -353,20 +350,18 @@ static bool is_running(const gr_training *t)
 json_t *gr_gradusjob_addresses(const gr_training *t, const gr_training_role *role, int64_t port,
                                char separator, int64_t except)
 {
-    char *text = NULL, pod[GR_TRAINING_NAME_BYTES];
-    size_t size_bytes = 0;
+    char pod[GR_TRAINING_NAME_BYTES];
     const char between[] = {separator, '\0'};
-    FILE *out = open_memstream(&text, &size_bytes);
-    for (int64_t n = 0; out != NULL && n < role->replicas; n++) {
+    gr_object_print list;
+    gr_object_print_begin(&list);
+    for (int64_t n = 0; list.out != NULL && n < role->replicas; n++) {
         gr_training_name(t, role, n, pod);
         if (n != except) {
-            fprintf(out, "%stcp:%s.%s:%" PRId64, ftell(out) > 0 ? between : "", pod, t->look.name,
-                    port);
+            fprintf(list.out, "%stcp:%s.%s:%" PRId64, ftell(list.out) > 0 ? between : "", pod,
+                    t->look.name, port);
         }
     }
-    json_t *value = out != NULL && fclose(out) == 0 ? json_string(text) : NULL;
-    free(text);
-    return value;
+    return gr_object_print_end(&list);
 }
 
 /* The coordinator may be with the first worker, or with any other that has taken it over. */

@@ -116,41 +116,34 @@ static void print_host(const gr_mpijob *m, const char *pod, FILE *hostfile, FILE
 
 json_t *gr_mpijob_config_map(gr_mpijob *m)
 {
-    char *texts[2] = {NULL, NULL}, name[512];
-    size_t sizes[2], count;
-    FILE *hostfile = open_memstream(&texts[0], &sizes[0]);
-    FILE *discover = open_memstream(&texts[1], &sizes[1]);
+    char name[512];
+    size_t count;
+    gr_object_print hostfile, discover;
+    gr_object_print_begin(&hostfile);
+    gr_object_print_begin(&discover);
     worker_host *hosts = running_hosts(m, &count);
-    json_t *map = NULL;
-    if (hostfile != NULL && discover != NULL) {
-        fputs("#!/bin/sh\n", discover);
+    if (hostfile.out != NULL && discover.out != NULL) {
+        fputs("#!/bin/sh\n", discover.out);
         if (m->launcher_is_worker) {
             snprintf(name, sizeof name, "%s-launcher", m->look.name);
-            print_host(m, name, hostfile, discover);
+            print_host(m, name, hostfile.out, discover.out);
         }
         for (int64_t i = 0; i < m->workers; i++) {
             snprintf(name, sizeof name, "%s-worker-%" PRId64, m->look.name, i);
-            print_host(m, name, hostfile, NULL);
+            print_host(m, name, hostfile.out, NULL);
         }
         for (size_t i = 0; i < count; i++) {
-            print_host(m, hosts[i].name, NULL, discover);
-        }
-    }
-    bool is_whole = hostfile != NULL && fclose(hostfile) == 0;
-    is_whole = discover != NULL && fclose(discover) == 0 && is_whole;
-    if (is_whole) {
-        map = new_object(m, "v1", "ConfigMap", "-config");
-        gr_object_put(map, "data",
-                      json_pack("{s:s, s:s}", "hostfile", texts[0], "discover_hosts.sh", texts[1]),
-                      &m->look.no_memory);
-        if (m->by_agent) {
-            gr_object_put(json_object_get(map, "data"), "launch_agent.sh",
-                          gr_mpijob_launch_script(m), &m->look.no_memory);
+            print_host(m, hosts[i].name, NULL, discover.out);
         }
     }
     free(hosts);
-    free(texts[0]);
-    free(texts[1]);
+    json_t *map = new_object(m, "v1", "ConfigMap", "-config");
+    json_t *data = json_pack("{s:o, s:o}", "hostfile", gr_object_print_end(&hostfile),
+                             "discover_hosts.sh", gr_object_print_end(&discover));
+    if (m->by_agent) {
+        gr_object_put(data, "launch_agent.sh", gr_mpijob_launch_script(m), &m->look.no_memory);
+    }
+    gr_object_put(map, "data", data, &m->look.no_memory);
     return map;
 }
 

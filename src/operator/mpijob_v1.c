@@ -8,7 +8,6 @@
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- Defaults and validation ----------------------------------------------------------------- */
@@ -108,26 +107,18 @@ static json_t *new_object(gr_training *t, const char *api_version, const char *k
 static void keep_config_map(gr_training *t)
 {
     static const char *const whole[] = {NULL};
-    char *texts[2] = {NULL, NULL};
-    size_t sizes[2];
-    FILE *hostfile = open_memstream(&texts[0], &sizes[0]);
-    FILE *discover = open_memstream(&texts[1], &sizes[1]);
-    bool is_whole = hostfile != NULL && discover != NULL;
-    if (is_whole) {
-        print_hosts(t, hostfile, discover);
+    gr_object_print hostfile, discover;
+    gr_object_print_begin(&hostfile);
+    gr_object_print_begin(&discover);
+    if (hostfile.out != NULL && discover.out != NULL) {
+        print_hosts(t, hostfile.out, discover.out);
     }
-    is_whole = hostfile != NULL && fclose(hostfile) == 0 && is_whole;
-    is_whole = discover != NULL && fclose(discover) == 0 && is_whole;
-    t->look.no_memory |= !is_whole;
-    if (is_whole) {
-        json_t *data = json_pack("{s:s, s:s, s:o}", "hostfile", texts[0], "discover_hosts.sh",
-                                 texts[1], "kubexec.sh", exec_script(t));
-        json_t *map = new_object(t, "v1", "ConfigMap", "-config", "data", data);
-        gr_look_keep(&t->look, map, "data", whole);
-        json_decref(map);
-    }
-    free(texts[0]);
-    free(texts[1]);
+    json_t *data = json_pack("{s:o, s:o, s:o}", "hostfile", gr_object_print_end(&hostfile),
+                             "discover_hosts.sh", gr_object_print_end(&discover), "kubexec.sh",
+                             exec_script(t));
+    json_t *map = new_object(t, "v1", "ConfigMap", "-config", "data", data);
+    gr_look_keep(&t->look, map, "data", whole);
+    json_decref(map);
 }
 
 /* ---- Rights of the launcher ------------------------------------------------------------------ */

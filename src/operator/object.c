@@ -184,3 +184,17 @@ json_t *gr_object_list(json_t *object, const char *key, bool *no_memory)
     }
     return json_object_get(object, key);
 }
+
+void gr_object_print_begin(gr_object_print *print)
+{
+    *print = (gr_object_print){.out = NULL};
+    print->out = open_memstream(&print->text, &print->size_bytes);
+}
+
+json_t *gr_object_print_end(gr_object_print *print)
+{
+    bool is_whole = print->out != NULL && fclose(print->out) == 0;
+    json_t *value = is_whole ? json_string(print->text) : NULL;
+    free(print->text);
+    return value;
+}

@@ -7,6 +7,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 /* Reads. A path is keys with dots between them, "spec.runPolicy.suspend". A value of another type
  * counts as absent; `object` may be NULL. */
@@ -44,4 +45,15 @@ void gr_object_append(json_t *array, json_t *value, bool *no_memory);
 /* The map or list at `key`, made if it is not there; NULL without memory. */
 json_t *gr_object_map(json_t *object, const char *key, bool *no_memory);
 json_t *gr_object_list(json_t *object, const char *key, bool *no_memory);
+
+/* A text that is printed. */
+typedef struct gr_object_print {
+    FILE *out; /* NULL: no memory */
+    char *text;
+    size_t size_bytes;
+} gr_object_print;
+
+void gr_object_print_begin(gr_object_print *print);
+/* What was printed; NULL: no memory. The caller's. */
+json_t *gr_object_print_end(gr_object_print *print);
 #endif
