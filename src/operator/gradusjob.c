@@ -20,6 +20,7 @@
 #include "operator/gradusjob.h"
 
 #include "operator/object.h"
+#include "operator/parts.h"
 #include "operator/progress.h"
 #include "train/job/job.h"
 #include "train/strategy/strategy.h"
@@ -410,8 +411,7 @@ static void add_volume(gr_training *t, json_t *pod_spec, json_t *container, cons
     gr_object_put_text(volume, "name", name, &t->look.no_memory);
     gr_object_append(gr_object_list(pod_spec, "volumes", &t->look.no_memory), volume,
                      &t->look.no_memory);
-    gr_object_append(gr_object_list(container, "volumeMounts", &t->look.no_memory),
-                     json_pack("{s:s, s:s}", "name", name, "mountPath", path), &t->look.no_memory);
+    gr_parts_add_mount(&t->look, container, name, path);
 }
 
 const char *gr_gradusjob_add_program(gr_training *t, json_t *pod_spec, json_t *container)
@@ -508,20 +508,11 @@ static void complete_labels(gr_training *t, const gr_training_role *role, json_t
 }
 
 /* ---- Service and Secret ---------------------------------------------------------------------- */
-static json_t *new_object(gr_training *t, const char *kind, const char *suffix)
-{
-    json_t *name = json_sprintf("%s%s", t->look.name, suffix);
-    json_t *metadata = name != NULL ? gr_look_metadata(&t->look, json_string_value(name)) : NULL;
-    json_decref(name);
-    gr_object_put(metadata, "labels", json_pack("{s:s}", "app", t->look.name), &t->look.no_memory);
-    return json_pack("{s:s, s:s, s:o}", "apiVersion", "v1", "kind", kind, "metadata", metadata);
-}
-
 /* The names of the pods, also of those that are not ready: they meet before. */
 static void keep_service(gr_training *t)
 {
     static const char *const keys[] = {"selector", "publishNotReadyAddresses", NULL};
-    json_t *service = new_object(t, "Service", "");
+    json_t *service = gr_parts_object(&t->look, "v1", "Service", "");
     gr_object_put(service, "spec",
                   json_pack("{s:s, s:b, s:{s:s, s:s}}", "clusterIP", "None",
                             "publishNotReadyAddresses", 1, "selector",
@@ -534,7 +525,7 @@ static void keep_service(gr_training *t)
 
 static void keep_secret(gr_training *t)
 {
-    json_t *secret = new_object(t, "Secret", "-gradus");
+    json_t *secret = gr_parts_object(&t->look, "v1", "Secret", "-gradus");
     static const char *const whole[] = {NULL};
     const char *name = gr_object_text(secret, "metadata.name");
     const json_t *there = name != NULL ? gr_look_find_own(&t->look, "v1", "Secret", name) : NULL;

@@ -48,7 +48,6 @@ json_t *gr_mpijob_pod_group(gr_mpijob *m);
 bool gr_mpijob_is_worker(const gr_mpijob *m, const json_t *pod, int64_t *index_out);
 
 /* For what both roles' containers get. */
-void gr_mpijob_mount(gr_mpijob *m, json_t *container, const char *volume, const char *path);
 
 /* ---- mpijob_agent.c -------------------------------------------------------------------------- */
 extern const char *const gr_mpijob_launches[];   /* "agent", "ssh"; ends with NULL */

@@ -11,6 +11,7 @@
 
 #include "operator/mpijob.h"
 #include "operator/object.h"
+#include "operator/parts.h"
 
 #include <string.h>
 
@@ -44,7 +45,7 @@ json_t *gr_mpijob_launch_script(gr_mpijob *m)
 static void mount_program(gr_mpijob *m, json_t *container)
 {
     if (image_of(m) != NULL) {
-        gr_mpijob_mount(m, container, VOLUME, FOLDER);
+        gr_parts_add_mount(&m->look, container, VOLUME, FOLDER);
     }
 }
 

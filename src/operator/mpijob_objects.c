@@ -4,6 +4,7 @@
 
 #include "operator/mpijob.h"
 #include "operator/object.h"
+#include "operator/parts.h"
 #include "operator/pod_group.h"
 
 #include <inttypes.h>
@@ -20,21 +21,9 @@
 
 static const char operator_name[] = "mpi-operator";
 
-/* An object named JOB<suffix> with the label app: JOB. */
-static json_t *new_object(gr_mpijob *m, const char *api_version, const char *kind,
-                          const char *suffix)
-{
-    json_t *name = json_sprintf("%s%s", m->look.name, suffix);
-    json_t *metadata = name != NULL ? gr_look_metadata(&m->look, json_string_value(name)) : NULL;
-    json_decref(name);
-    gr_object_put(metadata, "labels", json_pack("{s:s}", "app", m->look.name), &m->look.no_memory);
-    return json_pack("{s:s, s:s, s:o}", "apiVersion", api_version, "kind", kind, "metadata",
-                     metadata);
-}
-
 json_t *gr_mpijob_service(gr_mpijob *m)
 {
-    json_t *service = new_object(m, "v1", "Service", "");
+    json_t *service = gr_parts_object(&m->look, "v1", "Service", "");
     json_t *spec = json_pack("{s:s, s:{s:s, s:s}}", "clusterIP", "None", "selector", OPERATOR_LABEL,
                              operator_name, JOB_LABEL, m->look.name);
     if (m->launcher_is_worker) { /* workers look for it before it is ready */
@@ -137,7 +126,7 @@ json_t *gr_mpijob_config_map(gr_mpijob *m)
         }
     }
     free(hosts);
-    json_t *map = new_object(m, "v1", "ConfigMap", "-config");
+    json_t *map = gr_parts_object(&m->look, "v1", "ConfigMap", "-config");
     json_t *data = json_pack("{s:o, s:o}", "hostfile", gr_object_print_end(&hostfile),
                              "discover_hosts.sh", gr_object_print_end(&discover));
     if (m->by_agent) {
@@ -150,7 +139,7 @@ json_t *gr_mpijob_config_map(gr_mpijob *m)
 json_t *gr_mpijob_secret(gr_mpijob *m)
 {
     const gr_operator_view *view = m->look.view;
-    json_t *secret = new_object(m, "v1", "Secret", m->by_agent ? "-agent" : "-ssh");
+    json_t *secret = gr_parts_object(&m->look, "v1", "Secret", m->by_agent ? "-agent" : "-ssh");
     json_t *data = m->by_agent ? view->token(view->ssh_key_arg) : view->ssh_key(view->ssh_key_arg);
     m->no_key = data == NULL;
     gr_object_put(secret, "data", data, &m->look.no_memory);
@@ -192,23 +181,6 @@ static void join_pod_group(gr_mpijob *m, json_t *template)
     }
 }
 
-static void add_env(gr_mpijob *m, json_t *container, const char *name, const char *value)
-{
-    json_t *variable = json_pack("{s:s}", "name", name);
-    if (value[0] != '\0') {
-        gr_object_put_text(variable, "value", value, &m->look.no_memory);
-    }
-    gr_object_append(gr_object_list(container, "env", &m->look.no_memory), variable,
-                     &m->look.no_memory);
-}
-
-void gr_mpijob_mount(gr_mpijob *m, json_t *container, const char *volume, const char *path)
-{
-    gr_object_append(gr_object_list(container, "volumeMounts", &m->look.no_memory),
-                     json_pack("{s:s, s:s}", "name", volume, "mountPath", path),
-                     &m->look.no_memory);
-}
-
 static void add_ssh(gr_mpijob *m, json_t *spec, json_t *container)
 {
     const char *path = gr_object_text(m->look.job, "spec.sshAuthMountPath");
@@ -222,7 +194,7 @@ static void add_ssh(gr_mpijob *m, json_t *spec, json_t *container)
     gr_object_append(gr_object_list(spec, "volumes", &m->look.no_memory),
                      json_pack("{s:s, s:o}", "name", "ssh-auth", "secret", secret),
                      &m->look.no_memory);
-    gr_mpijob_mount(m, container, "ssh-auth", path);
+    gr_parts_add_mount(&m->look, container, "ssh-auth", path);
 }
 
 /* Those of the keys of the ConfigMap, with their modes, at /etc/mpi. */
@@ -246,7 +218,7 @@ static void add_config(gr_mpijob *m, json_t *spec, json_t *container, const conf
     gr_object_append(gr_object_list(spec, "volumes", &m->look.no_memory),
                      json_pack("{s:s, s:o}", "name", "mpi-job-config", "configMap", config),
                      &m->look.no_memory);
-    gr_mpijob_mount(m, container, "mpi-job-config", "/etc/mpi");
+    gr_parts_add_mount(&m->look, container, "mpi-job-config", "/etc/mpi");
 }
 
 /* What the pods of both roles have. Returns the container that works. */
@@ -289,7 +261,7 @@ json_t *gr_mpijob_worker(gr_mpijob *m, int64_t index)
     gr_object_append(gr_object_list(dns, "searches", &m->look.no_memory),
                      json_sprintf("%s.%s.svc.cluster.local", m->look.name, m->look.space),
                      &m->look.no_memory);
-    add_env(m, container, "K_MPI_JOB_ROLE", "worker");
+    gr_parts_add_env(&m->look, container, "K_MPI_JOB_ROLE", "worker");
     if (m->by_agent) { /* Open MPI looks whether the script is there on each host */
         static const config_file script = {"launch_agent.sh", 0555};
         gr_mpijob_add_agent_command(m, container);
@@ -346,18 +318,19 @@ static void add_launcher_env(gr_mpijob *m, json_t *container)
 {
     char slots[32];
     snprintf(slots, sizeof slots, "%" PRId64, gr_object_int(m->look.job, "spec.slotsPerWorker", 1));
-    add_env(m, container, "K_MPI_JOB_ROLE", "launcher");
+    gr_parts_add_env(&m->look, container, "K_MPI_JOB_ROLE", "launcher");
     for (size_t i = 0; i < sizeof launcher_env / sizeof launcher_env[0]; i++) {
         env_flow flow = launcher_env[i].flow;
         if (strcmp(launcher_env[i].implementation, m->implementation) == 0 &&
             (flow == BY_BOTH || flow == (m->by_agent ? BY_AGENT : BY_SSH))) {
             const char *value = launcher_env[i].value;
-            add_env(m, container, launcher_env[i].name, value != NULL ? value : slots);
+            gr_parts_add_env(&m->look, container, launcher_env[i].name,
+                             value != NULL ? value : slots);
         }
     }
     if (!m->launcher_is_worker) { /* it computes nothing: GPUs are for the workers */
-        add_env(m, container, "NVIDIA_VISIBLE_DEVICES", "");
-        add_env(m, container, "NVIDIA_DRIVER_CAPABILITIES", "");
+        gr_parts_add_env(&m->look, container, "NVIDIA_VISIBLE_DEVICES", "");
+        gr_parts_add_env(&m->look, container, "NVIDIA_DRIVER_CAPABILITIES", "");
     }
 }
 
@@ -403,7 +376,7 @@ json_t *gr_mpijob_launcher(gr_mpijob *m)
 {
     static const char *const limits[] = {"ttlSecondsAfterFinished", "activeDeadlineSeconds",
                                          "backoffLimit", NULL};
-    json_t *job = new_object(m, "batch/v1", "Job", "-launcher");
+    json_t *job = gr_parts_object(&m->look, "batch/v1", "Job", "-launcher");
     json_t *spec = gr_object_map(job, "spec", &m->look.no_memory);
     json_t *policy = gr_object_at(m->look.job, "spec.runPolicy");
     for (size_t i = 0; limits[i] != NULL; i++) {

@@ -4,6 +4,7 @@
  * pod with the right to do so; an init container brings kubectl. There are no Services. */
 
 #include "operator/object.h"
+#include "operator/parts.h"
 #include "operator/training.h"
 
 #include <inttypes.h>
@@ -88,22 +89,6 @@ static json_t *exec_script(const gr_training *t)
         is_given ? " --container " : "", is_given ? container : "");
 }
 
-/* An object JOB<suffix> with the label app: JOB and this part. */
-static json_t *new_object(gr_training *t, const char *api_version, const char *kind,
-                          const char *suffix, const char *part, json_t *value)
-{
-    char name[GR_TRAINING_NAME_BYTES];
-    snprintf(name, sizeof name, "%s%s", t->look.name, suffix);
-    json_t *metadata = gr_look_metadata(&t->look, name);
-    gr_object_put(metadata, "labels", json_pack("{s:s}", "app", t->look.name), &t->look.no_memory);
-    json_t *object =
-        json_pack("{s:s, s:s, s:o}", "apiVersion", api_version, "kind", kind, "metadata", metadata);
-    if (part != NULL) {
-        gr_object_put(object, part, value, &t->look.no_memory);
-    }
-    return object;
-}
-
 static void keep_config_map(gr_training *t)
 {
     static const char *const whole[] = {NULL};
@@ -116,7 +101,8 @@ static void keep_config_map(gr_training *t)
     json_t *data = json_pack("{s:o, s:o, s:o}", "hostfile", gr_object_print_end(&hostfile),
                              "discover_hosts.sh", gr_object_print_end(&discover), "kubexec.sh",
                              exec_script(t));
-    json_t *map = new_object(t, "v1", "ConfigMap", "-config", "data", data);
+    json_t *map = gr_parts_object(&t->look, "v1", "ConfigMap", "-config");
+    gr_object_put(map, "data", data, &t->look.no_memory);
     gr_look_keep(&t->look, map, "data", whole);
     json_decref(map);
 }
@@ -159,16 +145,18 @@ static void keep_rights(gr_training *t)
     const char *account = given_account(t);
     char name[GR_TRAINING_NAME_BYTES];
     snprintf(name, sizeof name, "%s-launcher", t->look.name);
-    json_t *role = new_object(t, api, "Role", "-launcher", "rules", role_rules(t));
+    json_t *role = gr_parts_object(&t->look, api, "Role", "-launcher");
     json_t *subjects = json_pack("[{s:s, s:s, s:s}]", "kind", "ServiceAccount", "name",
                                  account != NULL ? account : name, "namespace", t->look.space);
-    json_t *binding = new_object(t, api, "RoleBinding", "-launcher", "subjects", subjects);
+    json_t *binding = gr_parts_object(&t->look, api, "RoleBinding", "-launcher");
+    gr_object_put(role, "rules", role_rules(t), &t->look.no_memory);
+    gr_object_put(binding, "subjects", subjects, &t->look.no_memory);
     gr_object_put(binding, "roleRef",
                   json_pack("{s:s, s:s, s:s}", "apiGroup", "rbac.authorization.k8s.io", "kind",
                             "Role", "name", name),
                   &t->look.no_memory);
     if (account == NULL) {
-        json_t *own = new_object(t, "v1", "ServiceAccount", "-launcher", NULL, NULL);
+        json_t *own = gr_parts_object(&t->look, "v1", "ServiceAccount", "-launcher");
         gr_look_keep(&t->look, own, NULL, whole);
         json_decref(own);
     }
@@ -187,13 +175,6 @@ static void keep_more(gr_training *t)
 }
 
 /* ---- Pods ------------------------------------------------------------------------------------ */
-static void mount(gr_training *t, json_t *container, const char *volume, const char *path)
-{
-    gr_object_append(gr_object_list(container, "volumeMounts", &t->look.no_memory),
-                     json_pack("{s:s, s:s}", "name", volume, "mountPath", path),
-                     &t->look.no_memory);
-}
-
 /* Open MPI looks for kubexec.sh on every rank. */
 static void add_config_volume(gr_training *t, json_t *pod_spec, bool is_launcher)
 {
@@ -228,8 +209,8 @@ static void add_init_container(gr_training *t, json_t *pod_spec)
     json_decref(amounts);
     gr_training_add_env(t, container, "TARGET_DIR", "/opt/kube");
     gr_training_add_env(t, container, "NAMESPACE", t->look.space);
-    mount(t, container, "mpi-job-kubectl", "/opt/kube");
-    mount(t, container, "mpi-job-config", "/etc/mpi");
+    gr_parts_add_mount(&t->look, container, "mpi-job-kubectl", "/opt/kube");
+    gr_parts_add_mount(&t->look, container, "mpi-job-config", "/etc/mpi");
     gr_object_append(gr_object_list(pod_spec, "initContainers", &t->look.no_memory), container,
                      &t->look.no_memory);
 }
@@ -267,7 +248,7 @@ static void complete_launcher(gr_training *t, json_t *pod_spec, json_t *containe
                      &t->look.no_memory);
     gr_object_put_default(pod_spec, "serviceAccountName", json_sprintf("%s-launcher", t->look.name),
                           &t->look.no_memory);
-    mount(t, container, "mpi-job-kubectl", "/opt/kube");
+    gr_parts_add_mount(&t->look, container, "mpi-job-kubectl", "/opt/kube");
     add_init_container(t, pod_spec);
 }
 
@@ -282,7 +263,7 @@ static void complete_pod(gr_training *t, const gr_training_role *role, int64_t i
         gr_object_put(container, "command", json_pack("[s]", "sleep"), &t->look.no_memory);
         gr_object_put(container, "args", json_pack("[s]", "365d"), &t->look.no_memory);
     }
-    mount(t, container, "mpi-job-config", "/etc/mpi");
+    gr_parts_add_mount(&t->look, container, "mpi-job-config", "/etc/mpi");
     add_config_volume(t, pod_spec, role->is_single);
 }
 

@@ -3,6 +3,7 @@
 /* The objects that the kinds of training-operator share, as they are to be. */
 
 #include "operator/object.h"
+#include "operator/parts.h"
 #include "operator/pod_group.h"
 #include "operator/training.h"
 
@@ -33,12 +34,7 @@ json_t *gr_training_selector(gr_training *t, const gr_training_role *role)
 
 void gr_training_add_env(gr_training *t, json_t *container, const char *name, const char *value)
 {
-    json_t *variable = json_pack("{s:s}", "name", name);
-    if (value[0] != '\0') {
-        gr_object_put_text(variable, "value", value, &t->look.no_memory);
-    }
-    gr_object_append(gr_object_list(container, "env", &t->look.no_memory), variable,
-                     &t->look.no_memory);
+    gr_parts_add_env(&t->look, container, name, value);
 }
 
 /* The pod that stands for the job: the chief, master or launcher, or else the first worker. */
