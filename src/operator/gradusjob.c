@@ -392,8 +392,8 @@ static void add_meeting(gr_training *t, json_t *container, const gr_training_rol
     gr_gradusjob_add_env(t, container, "TORCHELASTIC_RUN_ID", json_string(name));
     if (is_running(t)) {
         add_joining(t, container, role, index);
-    } else { /* for ever: the last pod may wait for room, and the operator sees who is lost */
-        gr_training_add_env(t, container, "GRADUS_JOIN_TIMEOUT", "0");
+    } else {
+        gr_training_add_env(t, container, "GRADUS_JOIN_TIMEOUT", GR_GRADUSJOB_JOIN_TIMEOUT);
     }
     gr_object_append(gr_object_list(container, "ports", &t->look.no_memory),
                      json_pack("{s:s, s:I}", "name", COORDINATOR_PORT, "containerPort",

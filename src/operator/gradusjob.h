@@ -10,6 +10,10 @@
 #define GR_GRADUSJOB_SERVER "Server"
 /* Of all pods of an attempt that has parameter servers: how many. */
 #define GR_GRADUSJOB_SERVERS_LABEL "gradus.dev/servers"
+/* The longest that there is: the last pod may wait for room, and the operator sees who is lost. Not
+ * for ever, as nobody sees that a worker which has begun ended before it met the others; and with 0
+ * links have 5 s, which many that begin at once may need more of. */
+#define GR_GRADUSJOB_JOIN_TIMEOUT "24h"
 
 /* ---- gradusjob.c ----------------------------------------------------------------------------- */
 

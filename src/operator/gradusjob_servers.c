@@ -23,8 +23,6 @@
 
 #define SERVERS "spec.servers"
 #define REPLACED "replacedServers" /* of the status: in this attempt */
-/* The longest that there is, as 0 means that nobody waits: servers come when there is room. */
-#define SERVERS_TIMEOUT "24h"
 
 /* ---- Defaults and validation ----------------------------------------------------------------- */
 void gr_gradusjob_set_server_defaults(json_t *spec, json_t *worker, bool *no_memory)
@@ -81,7 +79,7 @@ void gr_gradusjob_add_servers(gr_training *t, json_t *container)
     const gr_training_role *role = find_role(t);
     if (role != NULL) {
         add_addresses(t, role, container);
-        gr_training_add_env(t, container, "GRADUS_SERVERS_TIMEOUT", SERVERS_TIMEOUT);
+        gr_training_add_env(t, container, "GRADUS_SERVERS_TIMEOUT", GR_GRADUSJOB_JOIN_TIMEOUT);
     }
 }
 

@@ -105,7 +105,7 @@ static void workers_meet_at_the_first_one(void **state)
     assert_string_equal(variable(&c, "train-worker-1", "WORLD_SIZE"), "2");
     assert_string_equal(variable(&c, "train-worker-1", "MASTER_ADDR"), "train-worker-0.train");
     assert_string_equal(variable(&c, "train-worker-1", "GRADUS_MIN_WORKERS"), "1");
-    assert_string_equal(variable(&c, "train-worker-1", "GRADUS_JOIN_TIMEOUT"), "0");
+    assert_string_equal(variable(&c, "train-worker-1", "GRADUS_JOIN_TIMEOUT"), "24h");
     assert_string_equal(gr_object_text(pod, "spec.hostname"), "train-worker-1");
     assert_string_equal(gr_object_text(pod, "spec.subdomain"), "train");
     assert_string_equal(gr_object_text(pod, "spec.restartPolicy"), "Never");
