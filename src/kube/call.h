@@ -25,6 +25,7 @@ struct gr_kube_call {
     gr_kube_item *item;
     gr_kube_cut *cut;
     const void *cut_arg;
+    gr_kube_skipped *skipped;
     gr_kube_done *done;
     void *arg;
 

@@ -4,8 +4,10 @@
 #include "base/fail.h"
 #include "kube/call.h"
 #include "kube/pace.h"
+#include "kube/repair.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -257,6 +259,21 @@ static bool take_item(void *arg, json_t *object)
     return !call->is_cancelled;
 }
 
+/* An object of a list or a watch that cannot be read. */
+static bool skip_item(void *arg, const char *name, const char *why)
+{
+    gr_kube_call *call = arg;
+    char sentence[GR_DIAG_TEXT_BYTES];
+    gr_diag diag = {0};
+    snprintf(sentence, sizeof sentence, "%s is passed over: %s",
+             name[0] != '\0' ? name : "an object without a name", why);
+    (void)!gr_kube_call_fail(call, GR_E_PROTOCOL, sentence, &diag);
+    call->in_item = true;
+    call->skipped(call->arg, &diag);
+    call->in_item = false;
+    return !call->is_cancelled;
+}
+
 /* A part of a log. */
 static bool take_bytes(gr_kube_call *call, const char *bytes, size_t size_bytes)
 {
@@ -281,6 +298,7 @@ static bool take_data(void *arg, int code, const char *bytes, size_t size_bytes)
         gr_kube_stream_init(&call->stream, kind, call->kube->object_bytes_max, take_item, call);
         call->stream.cut = call->cut;
         call->stream.cut_arg = call->cut_arg;
+        call->stream.skipped = call->skipped != NULL ? skip_item : NULL;
         call->has_stream = true;
     }
     call->stream_status = gr_kube_stream_feed(&call->stream, bytes, size_bytes, &call->stream_diag);

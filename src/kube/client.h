@@ -105,6 +105,8 @@ typedef void gr_kube_done(void *arg, const gr_kube_answer *answer);
 /* An object of a list, borrowed for the call. NULL: the list begins again (its place in it has
  * expired); what came before does not count. */
 typedef void gr_kube_item(void *arg, json_t *object);
+/* An object of a list or a watch that cannot be parsed; `diag` says which, and why. */
+typedef void gr_kube_skipped(void *arg, const gr_diag *diag);
 /* A part of a LOG, borrowed for the call. */
 typedef void gr_kube_bytes(void *arg, const char *bytes, size_t size_bytes);
 
@@ -134,8 +136,9 @@ typedef struct gr_kube_request {
     gr_kube_item *item;        /* of a LIST; needed there */
     gr_kube_cut *cut;          /* of a LIST, for each item */
     const void *cut_arg;       /* borrowed until the end */
+    gr_kube_skipped *skipped;  /* of a LIST; NULL: the request fails */
     gr_kube_done *done;        /* needed */
-    void *arg;                 /* of all three */
+    void *arg;                 /* of all of them */
 } gr_kube_request;
 
 /* Never calls back itself. *call_out (may be NULL) is good until `done` begins. GR_PENDING;

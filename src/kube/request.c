@@ -219,6 +219,7 @@ gr_status gr_kube_call_fill(gr_kube_call *call, const gr_kube_request *request, 
     call->item = request->item;
     call->cut = request->cut;
     call->cut_arg = request->cut_arg;
+    call->skipped = request->skipped;
     call->done = request->done;
     call->arg = request->arg;
     call->bytes = request->bytes;

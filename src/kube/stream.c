@@ -2,6 +2,7 @@
 #include "kube/stream.h"
 
 #include "base/fail.h"
+#include "kube/repair.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -52,14 +53,34 @@ static gr_status append(gr_kube_stream *stream, gr_kube_text *text, const char *
     return GR_OK;
 }
 
-static json_t *parse(const gr_kube_text *text, gr_diag *diag)
+/* NULL: *status_out is GR_E_PROTOCOL, or GR_E_NO_MEMORY. */
+static json_t *parse(const gr_kube_text *text, gr_status *status_out, gr_diag *diag)
 {
     json_error_t error;
+    *status_out = GR_OK;
     json_t *value = json_loadb(text->bytes, text->used_bytes, JSON_ALLOW_NUL, &error);
+    if (value == NULL && json_error_code(&error) != json_error_out_of_memory) {
+        gr_kube_repair(text->bytes, text->used_bytes);
+        value = json_loadb(text->bytes, text->used_bytes, JSON_ALLOW_NUL, &error);
+    }
     if (value == NULL) {
-        gr_fail(diag, GR_E_PROTOCOL, "what came is no JSON: %s", error.text);
+        bool no_memory = json_error_code(&error) == json_error_out_of_memory;
+        *status_out = gr_fail(diag, no_memory ? GR_E_NO_MEMORY : GR_E_PROTOCOL, "%s%s",
+                              no_memory ? "" : "what came is no JSON: ", error.text);
     }
     return value;
+}
+
+/* The object is passed over, where its reader has a use for those behind it. */
+static gr_status skip_object(gr_kube_stream *stream, gr_status status, const gr_diag *why)
+{
+    char name[GR_KUBE_NAME_BYTES];
+    if (status != GR_E_PROTOCOL || stream->skipped == NULL) {
+        return status;
+    }
+    gr_kube_find_name(stream->object.bytes, stream->object.used_bytes, name);
+    stream->object.used_bytes = 0;
+    return stream->skipped(stream->arg, name, why->text) ? GR_OK : GR_E_CANCELLED;
 }
 
 static gr_status hand_out(gr_kube_stream *stream, gr_diag *diag)
@@ -68,9 +89,15 @@ static gr_status hand_out(gr_kube_stream *stream, gr_diag *diag)
     if (stream->cut != NULL) {
         text->used_bytes = stream->cut(stream->cut_arg, text->bytes, text->used_bytes);
     }
-    json_t *object = parse(text, diag);
+    gr_status status;
+    gr_diag why = {0};
+    json_t *object = parse(text, &status, &why);
     if (object == NULL) {
-        return GR_E_PROTOCOL;
+        status = skip_object(stream, status, &why);
+        if (status != GR_OK && status != GR_E_CANCELLED && diag != NULL) {
+            *diag = why;
+        }
+        return status;
     }
     stream->object.used_bytes = 0;
     if (stream->object.room_bytes > KEEP_BYTES) { /* one large object does not stay in memory */
@@ -214,8 +241,9 @@ gr_status gr_kube_stream_end(gr_kube_stream *stream, json_t **rest_out, gr_diag 
                        stream->depth > 0 ? "in the middle of an object" : "before it begins");
     }
     if (stream->kind != GR_KUBE_STREAM_SEQUENCE) {
-        *rest_out = parse(&stream->rest, diag);
-        return *rest_out != NULL ? GR_OK : GR_E_PROTOCOL;
+        gr_status status;
+        *rest_out = parse(&stream->rest, &status, diag);
+        return status;
     }
     return GR_OK;
 }

@@ -17,6 +17,9 @@ typedef enum gr_kube_stream_kind {
 
 /* An object, borrowed for the call. false: no more is wanted. */
 typedef bool gr_kube_stream_item(void *arg, json_t *object);
+/* An object that cannot be parsed, though its brackets fit: its name as far as it is known, or "",
+ * and one sentence. false: no more is wanted. */
+typedef bool gr_kube_stream_skipped(void *arg, const char *name, const char *why);
 
 typedef struct gr_kube_text { /* grows up to the limit of its stream */
     char *bytes;
@@ -30,6 +33,7 @@ typedef struct gr_kube_stream {
     void *arg;
     size_t (*cut)(const void *cut_arg, char *text, size_t size_bytes); /* gr_kube_cut, or NULL */
     const void *cut_arg;
+    gr_kube_stream_skipped *skipped; /* NULL: such an object ends the stream */
     gr_kube_text object, rest;
     int depth;      /* of lists and maps around the next byte */
     int item_depth; /* at which objects stand, -1: not in a place where there are any */

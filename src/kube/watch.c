@@ -155,6 +155,16 @@ static void await_event(gr_kube_watch *watch)
                       gr_clock_now_us(&watch->clock) + watch->options.silence_us);
 }
 
+/* An object of the list, or an event, that cannot be read. */
+static void skip(void *arg, const gr_diag *diag)
+{
+    gr_kube_watch *watch = arg;
+    if (watch->version[0] != '\0') { /* WATCHING */
+        await_event(watch);
+    }
+    emit(watch, GR_KUBE_WATCH_SKIPPED, NULL, diag);
+}
+
 /* An ERROR event, or something that is none: this stream is over. */
 static void end_stream(gr_kube_watch *watch, const char *type, const json_t *object)
 {
@@ -236,6 +246,7 @@ static void begin(void *arg)
                                .label_selector = watch->options.label_selector,
                                .field_selector = watch->options.field_selector,
                                .item = lists ? take_listed : take_event,
+                               .skipped = skip,
                                .cut = watch->options.cut,
                                .cut_arg = watch->options.cut_arg,
                                .done = lists ? end_list : end_watching,
@@ -285,6 +296,7 @@ gr_status gr_kube_watch_start(gr_kube *kube, const gr_kube_watch_options *option
                                .label_selector = own->label_selector,
                                .field_selector = own->field_selector,
                                .item = take_listed,
+                               .skipped = skip,
                                .cut = own->cut,
                                .cut_arg = own->cut_arg,
                                .done = end_list,

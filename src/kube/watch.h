@@ -21,6 +21,7 @@ typedef enum gr_kube_watch_kind {
     GR_KUBE_WATCH_MODIFIED, /* may come twice */
     GR_KUBE_WATCH_DELETED,  /* the last state; may be of an object that is not known */
     GR_KUBE_WATCH_BOOKMARK, /* nothing but a newer resourceVersion */
+    GR_KUBE_WATCH_SKIPPED,  /* an object cannot be read: `diag` says which; all else goes on */
     GR_KUBE_WATCH_TROUBLE   /* `diag` says what; the watch tries again by itself */
 } gr_kube_watch_kind;
 

@@ -27,17 +27,21 @@ static bool read_count(const json_t *answer, const char *key, int64_t *count_out
 }
 
 /* With so many digits: what changes less is no news, and is hard to read. Whole numbers are
- * integers, as the API server gives them back. NULL: it is not within the bounds. */
+ * integers, as the API server gives them back: one that a double does not hold exactly is left out.
+ * NULL: it is not within the bounds. */
 static json_t *make_number(double number, double least, int digits)
 {
-    const double most = 1e30;
+    const double limit = 1e15;
     char text[32];
-    if (!isfinite(number) || number < least || number > most) {
+    if (!isfinite(number) || number < least) {
         return NULL;
     }
     snprintf(text, sizeof text, "%.*g", digits, number);
     number = strtod(text, NULL);
-    bool is_whole = number == rint(number) && fabs(number) < 1e15;
+    if (fabs(number) >= limit) {
+        return NULL;
+    }
+    bool is_whole = number == rint(number);
     return is_whole ? json_integer((json_int_t)number) : json_real(number);
 }
 
@@ -94,7 +98,7 @@ json_t *gr_job_progress_read(const char *text, size_t size_bytes)
             gr_object_put(progress, optional[i], json_integer((json_int_t)count), &no_memory);
         }
     }
-    json_t *loss = read_number(answer, "loss", -1e30, 6);
+    json_t *loss = read_number(answer, "loss", -1e15, 6);
     json_t *rate = read_number(answer, "samples_per_s", 0, 4);
     if (loss != NULL) {
         gr_object_put(progress, "loss", loss, &no_memory);

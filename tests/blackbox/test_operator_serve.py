@@ -162,6 +162,21 @@ def test_job_that_is_wrong_has_event(api, cluster, operator):
                                                                      "mpi-operator")}
 
 
+def test_job_that_cannot_be_read_holds_up_no_other(api, cluster, operator):
+    cluster.submit({**mpi_job("large"), "note": 2**64 - 1})
+    cluster.submit({**mpi_job("nul"), "no\0te": 1})
+    cluster.submit({**mpi_job("lost"), "note": 10**400})
+    cluster.submit(mpi_job("b"))
+    for name in ("large", "nul", "b"):
+        cluster.await_workers(name, 2)
+    operator.wait_for("mpijobs.*team/lost is passed over")
+    assert not cluster.pods("lost")
+    api.compact()  # they are listed, too
+    api.drop_watches()
+    cluster.submit(mpi_job("c"))
+    cluster.await_workers("c", 2)
+
+
 def test_one_namespace_alone(api, cluster, config):
     with Operator(config, "--namespace", "team") as operator:
         operator.ready()

@@ -75,8 +75,8 @@ static void item(void *arg, json_t *object)
 
 static void event(void *arg, const gr_kube_watch_event *event)
 {
-    static const char *const names[] = {"RESYNC",  "SYNCED",   "ADDED",  "MODIFIED",
-                                        "DELETED", "BOOKMARK", "TROUBLE"};
+    static const char *const names[] = {"RESYNC",  "SYNCED",   "ADDED",   "MODIFIED",
+                                        "DELETED", "BOOKMARK", "SKIPPED", "TROUBLE"};
     handle *own = arg;
     own->items++;
     if (own->quiet && event->object != NULL && event->kind != GR_KUBE_WATCH_BOOKMARK) {

@@ -195,6 +195,62 @@ static void objects_are_cut_before_they_are_parsed(void **state)
     gr_kube_stream_fini(&stream);
 }
 
+/* An API server stores a number that only uint64_t holds, and a key with a NUL: they cost the
+ * object some digits, and others nothing. */
+static void object_that_jansson_refuses_is_repaired(void **state)
+{
+    (void)state;
+    assert_stream(GR_KUBE_STREAM_SEQUENCE,
+                  "{\"a\":18446744073709551615,\"b\":[-9223372036854775809 ,"
+                  "9223372036854775807],\"c\":\"18446744073709551615\"}{\"a\":1}",
+                  "{\"a\":1.8446744073709552e19,\"b\":[-9.2233720368547758e18,"
+                  "9223372036854775807],\"c\":\"18446744073709551615\"}|{\"a\":1}|=>");
+    assert_stream(GR_KUBE_STREAM_LIST,
+                  "{\"items\":[{\"a\\u0000\\\\u0000\" :\"\\u0000\"},{\"b\":1}],\"c\":2}",
+                  "{\"a\xEF\xBF\xBD\\\\u0000\":\"\\u0000\"}|{\"b\":1}|=>{\"c\":2,\"items\":[]}");
+    assert_stream(GR_KUBE_STREAM_ONE, "{\"a\":1000000000000000000000}", "=>{\"a\":1e21}");
+}
+
+static bool see_skipped(void *arg, const char *name, const char *why)
+{
+    seen *all = arg;
+    assert_true(strncmp(why, "what came is no JSON: ", 22) == 0);
+    assert_true(strlen(all->text) + strlen(name) + 4 < sizeof all->text);
+    sprintf(all->text + strlen(all->text), "<%s>|", name);
+    return ++all->count != all->stop_after;
+}
+
+static void object_that_cannot_be_repaired_is_skipped_by_name(void **state)
+{
+    (void)state;
+    static const char list[] =
+        "{\"items\":[{\"a\":1},{\"metadata\":{\"labels\":{\"name\":\"no\"},\"name\":\"x\","
+        "\"namespace\" : \"team\"},\"spec\":1e999},{\"a\":1e999},{\"metadata\":{\"name\":\"y\"},"
+        "\"a\":\"\\ud800\"},{\"a\":2}]}",
+                      watch[] = "{\"type\":\"ADDED\",\"object\":{\"metadata\":{\"name\":\"x\","
+                                "\"namespace\":\"team\"},\"spec\":{\"metadata\":{\"name\":\"no\"},"
+                                "\"a\":1e999}}}{\"a\":3}";
+    static const struct {
+        gr_kube_stream_kind kind;
+        const char *text, *seen;
+        int stop_after;
+    } cases[] = {{GR_KUBE_STREAM_LIST, list, "{\"a\":1}|<team/x>|<>|<y>|{\"a\":2}|", 0},
+                 {GR_KUBE_STREAM_SEQUENCE, watch, "<team/x>|{\"a\":3}|", 0},
+                 {GR_KUBE_STREAM_SEQUENCE, watch, "<team/x>|", 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        gr_kube_stream stream;
+        gr_diag diag = {0};
+        seen all = {.stop_after = cases[i].stop_after};
+        gr_kube_stream_init(&stream, cases[i].kind, 1000, see, &all);
+        stream.skipped = see_skipped;
+        assert_int_equal(gr_kube_stream_feed(&stream, cases[i].text, strlen(cases[i].text), &diag),
+                         cases[i].stop_after > 0 ? GR_E_CANCELLED : GR_OK);
+        assert_string_equal(all.text, cases[i].seen);
+        assert_string_equal(diag.text, "");
+        gr_kube_stream_fini(&stream);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -205,6 +261,8 @@ int main(void)
         cmocka_unit_test(objects_are_bounded),
         cmocka_unit_test(nothing_comes_after_the_last_one_that_is_wanted),
         cmocka_unit_test(objects_are_cut_before_they_are_parsed),
+        cmocka_unit_test(object_that_jansson_refuses_is_repaired),
+        cmocka_unit_test(object_that_cannot_be_repaired_is_skipped_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

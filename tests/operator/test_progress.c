@@ -83,6 +83,11 @@ static void answer_that_lies_changes_only_figures(void **state)
     expect_read("{\"step\":1,\"late_rank\":1,\"late_us\":-3,\"late_host\":\"a\"}", "{\"step\":1}");
     expect_read("{\"step\":1,\"late_rank\":1,\"late_us\":3000,\"late_host\":\"\\u001b[31m\"}",
                 "{\"step\":1,\"straggler\":{\"lateMilliseconds\":3,\"rank\":1}}");
+    expect_read("{\"step\":1,\"loss\":1e15,\"samples_per_s\":9.9999e14,\"late_rank\":1,"
+                "\"late_us\":1e18}",
+                "{\"step\":1}"); /* as rounded */
+    expect_read("{\"step\":1,\"loss\":-1e15,\"samples_per_s\":9.999e14}",
+                "{\"samplesPerSecond\":999900000000000,\"step\":1}");
     expect_read("{\"step\":1,\"loss\":-0.0,\"samples_per_s\":1e-40}",
                 "{\"loss\":0,\"samplesPerSecond\":1e-40,\"step\":1}");
     char host[400], text[600];

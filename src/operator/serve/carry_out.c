@@ -67,6 +67,9 @@ static void take_event(void *arg, const gr_kube_watch_event *event)
         break;
     case GR_KUBE_WATCH_BOOKMARK:
         break;
+    case GR_KUBE_WATCH_SKIPPED:
+        gr_serve_warn(serve, event->diag->text);
+        break;
     case GR_KUBE_WATCH_TROUBLE:
         gr_serve_warn(serve, event->diag->text);
         if (!one->is_synced && event->diag->status == GR_E_NOT_FOUND) { /* it is not installed */
