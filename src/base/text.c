@@ -1,18 +1,74 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/text.h"
 
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-/* Puts "..." at the end of a full buffer, in front of any character that would be cut in two. */
-static void mark_cut(char *text, size_t size_bytes)
+static bool continues(char c)
 {
-    size_t at = size_bytes - 4;
-    while (at > 0 && ((unsigned char)text[at] & 0xC0u) == 0x80u) {
-        at--;
+    return ((unsigned char)c & 0xC0u) == 0x80u;
+}
+
+size_t gr_text_character(const char *text, size_t left)
+{
+    unsigned first = (unsigned char)text[0];
+    size_t length = first < 0x80                    ? 1
+                    : first >= 0xC2 && first < 0xE0 ? 2
+                    : first >= 0xE0 && first < 0xF0 ? 3
+                    : first >= 0xF0 && first < 0xF5 ? 4
+                                                    : 0;
+    if (length > left) {
+        return 0;
     }
-    memcpy(text + at, "...", 4);
+    for (size_t i = 1; i < length; i++) {
+        if (!continues(text[i])) {
+            return 0;
+        }
+    }
+    unsigned second = length > 1 ? (unsigned char)text[1] : 0;
+    bool too_long = (first == 0xE0 && second < 0xA0) || (first == 0xF0 && second < 0x90);
+    bool surrogate = first == 0xED && second >= 0xA0;
+    bool too_large = first == 0xF4 && second >= 0x90;
+    return length > 1 && (too_long || surrogate || too_large) ? 0 : length;
+}
+
+int gr_text_fit(const char *text, size_t bytes_max)
+{
+    size_t length = strnlen(text, bytes_max + 1);
+    if (length > bytes_max) {
+        length = bytes_max;
+        while (length > 0 && continues(text[length])) {
+            length--;
+        }
+    }
+    return (int)length;
+}
+
+void gr_text_mark_cut(char *text, size_t size_bytes)
+{
+    memcpy(text + gr_text_fit(text, size_bytes - 4), "...", 4);
+}
+
+void gr_text_mend(char *text)
+{
+    size_t left = strlen(text);
+    while (left > 0) {
+        size_t length = gr_text_character(text, left), same = 1;
+        while (same < left && continues(text[same])) {
+            same++;
+        }
+        if (length == 0 && same == left && left < 4 && (unsigned char)*text >= 0xC2 &&
+            (unsigned char)*text < 0xF5) {
+            *text = '\0';
+            return;
+        }
+        if (length == 0) {
+            *text = '?';
+        }
+        length += length == 0;
+        text += length;
+        left -= length;
+    }
 }
 
 void gr_text_line(char *text, size_t size_bytes, const char *format, va_list arguments)
@@ -22,39 +78,13 @@ void gr_text_line(char *text, size_t size_bytes, const char *format, va_list arg
         /* An argument that the locale cannot convert: the format alone still says something. */
         snprintf(text, size_bytes, "%s", format);
     } else if ((size_t)length >= size_bytes) {
-        mark_cut(text, size_bytes);
+        gr_text_mark_cut(text, size_bytes);
     }
     for (char *c = text; *c != '\0'; c++) {
         if ((unsigned char)*c < 0x20 || *c == 0x7F) {
             *c = ' ';
         }
     }
-}
-
-size_t gr_text_utf8_length(const char *text, size_t left_bytes)
-{
-    const uint8_t *at = (const uint8_t *)text;
-    size_t length = left_bytes == 0                 ? 0
-                    : at[0] < 0x80                  ? 1
-                    : at[0] >= 0xc2 && at[0] < 0xe0 ? 2
-                    : at[0] >= 0xe0 && at[0] < 0xf0 ? 3
-                    : at[0] >= 0xf0 && at[0] < 0xf5 ? 4
-                                                    : 0;
-    if (length > left_bytes) {
-        return 0;
-    }
-    for (size_t i = 1; i < length; i++) {
-        if ((at[i] & 0xc0) != 0x80) {
-            return 0;
-        }
-    }
-    if (length <= 1) {
-        return length;
-    }
-    bool too_long = (at[0] == 0xe0 && at[1] < 0xa0) || (at[0] == 0xf0 && at[1] < 0x90);
-    bool surrogate = at[0] == 0xed && at[1] >= 0xa0;
-    bool too_large = at[0] == 0xf4 && at[1] >= 0x90;
-    return too_long || surrogate || too_large ? 0 : length;
 }
 
 void gr_text_list(char *text, size_t size_bytes, const char *const *words)
@@ -65,7 +95,7 @@ void gr_text_list(char *text, size_t size_bytes, const char *const *words)
         const char *before = i == 0 ? "" : (words[i + 1] == NULL ? " or " : ", ");
         int length = snprintf(text + used, size_bytes - used, "%s%s", before, words[i]);
         if (length < 0 || (size_t)length >= size_bytes - used) {
-            mark_cut(text, size_bytes);
+            gr_text_mark_cut(text, size_bytes);
             return;
         }
         used += (size_t)length;
@@ -88,15 +118,9 @@ void gr_text_write_url(FILE *file, const char *text, const char *but)
 void gr_text_quote(const char *text, char text_out[GR_VALUE_BYTES])
 {
     enum { SHOWN = 60 };
-    size_t length = strnlen(text, SHOWN + 1);
-    bool cut = length > SHOWN;
-    if (cut) { /* not inside of a UTF-8 character */
-        length = SHOWN;
-        while (length > 0 && ((unsigned char)text[length] & 0xC0u) == 0x80u) {
-            length--;
-        }
-    }
-    snprintf(text_out, GR_VALUE_BYTES, "\"%.*s%s\"", (int)length, text, cut ? "..." : "");
+    int length = gr_text_fit(text, SHOWN);
+    bool cut = text[length] != '\0';
+    snprintf(text_out, GR_VALUE_BYTES, "\"%.*s%s\"", length, text, cut ? "..." : "");
 }
 
 void gr_text_range(const char *min, const char *max, char text_out[GR_RANGE_BYTES])

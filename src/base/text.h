@@ -14,12 +14,21 @@
 void gr_text_line(char *text, size_t size_bytes, const char *format, va_list arguments)
     GR_PRINTF(3, 0);
 
+/* Returns the length of the UTF-8 character at `text`, of which `left` bytes (> 0) are there; 0: it
+ * is none. */
+size_t gr_text_character(const char *text, size_t left);
+/* Returns how many bytes of `text`, bytes_max at most, may be kept without a cut inside of a UTF-8
+ * character: a precision for "%.*s". */
+int gr_text_fit(const char *text, size_t bytes_max);
+/* Puts "..." at the end of a full buffer (size_bytes > 3), in front of any UTF-8 character that
+ * would be cut in two. */
+void gr_text_mark_cut(char *text, size_t size_bytes);
+/* Makes `text` UTF-8 in place: a byte that belongs to no character becomes '?', and the begin of a
+ * character at the end, as a cut leaves it, goes. */
+void gr_text_mend(char *text);
+
 /* Writes a NULL-terminated list as "a, b or c"; a text that does not fit ends with "...". */
 void gr_text_list(char *text, size_t size_bytes, const char *const *words);
-
-/* Returns the bytes of the UTF-8 character at `text`, of which `left_bytes` may be read; 0 if none
- * stands there. */
-size_t gr_text_utf8_length(const char *text, size_t left_bytes);
 
 enum { GR_VALUE_BYTES = 96, GR_RANGE_BYTES = 96, GR_ERRNO_TEXT_BYTES = 128 };
 

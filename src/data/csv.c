@@ -256,7 +256,7 @@ gr_status gr_csv_name(gr_csv_cursor *cursor, char name_out[GR_CSV_FIELD_BYTES_MA
     }
     size_t bytes = 0;
     while (bytes < cell.bytes) {
-        size_t length = gr_text_utf8_length(cell.text + bytes, cell.bytes - bytes);
+        size_t length = gr_text_character(cell.text + bytes, cell.bytes - bytes);
         if (length == 0) {
             return gr_fail(diag, GR_E_INVALID,
                            "%s:%" PRId64 ": the name of column %d is not UTF-8; convert the file: "

@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "base/hash.h"
+#include "base/text.h"
 #include "base/time_text.h"
 #include "kube/pace.h"
 
@@ -201,6 +202,7 @@ gr_kube_event_write gr_kube_events_next(gr_kube_events *events, const json_t *ob
                            type,
                            reason,
                            message};
+    enum { COMBINED_BYTES_MAX = 1000 };
     char combined[1024 + 64];
     bool is_new;
     *event_out = NULL;
@@ -208,7 +210,8 @@ gr_kube_event_write gr_kube_events_next(gr_kube_events *events, const json_t *ob
     known *similar = look_up(events, reason_key, wall_us, &is_new);
     bool is_one_of_many = is_combined(similar, gr_hash64(message, strlen(message), 0), wall_us);
     if (is_one_of_many) {
-        snprintf(combined, sizeof combined, "(combined from similar events): %.1000s", message);
+        snprintf(combined, sizeof combined, "(combined from similar events): %.*s",
+                 gr_text_fit(message, COMBINED_BYTES_MAX), message);
         message = combined;
         texts[7] = "";
     }

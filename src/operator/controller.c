@@ -755,8 +755,8 @@ static gr_status emit_refused(gr_controller *c, const gr_controller_job *job, si
     name_refusal(job, gr_object_at(write_of(job, write), "object"), reason, subject);
     snprintf(message, sizeof message, "%.110s: %.900s", subject,
              why != NULL && why[0] != '\0' ? why : "the API server refuses it");
-    json_t *events =
-        json_pack("[{s:s, s:s, s:s}]", "type", "Warning", "reason", reason, "message", message);
+    json_t *events = json_pack("[{s:s, s:s, s:o}]", "type", "Warning", "reason", reason, "message",
+                               gr_object_sentence(message));
     gr_status status = events != NULL ? emit_events(c, job, events) : GR_E_NO_MEMORY;
     json_decref(events);
     return status;

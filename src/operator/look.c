@@ -9,10 +9,10 @@
 
 void gr_look_event(gr_look *l, const char *type, const char *reason, const char *message)
 {
-    gr_object_append(
-        l->result->events,
-        json_pack("{s:s, s:s, s:s}", "type", type, "reason", reason, "message", message),
-        &l->no_memory);
+    gr_object_append(l->result->events,
+                     json_pack("{s:s, s:o, s:o}", "type", type, "reason",
+                               gr_object_sentence(reason), "message", gr_object_sentence(message)),
+                     &l->no_memory);
 }
 
 void gr_look_write(gr_look *l, const char *verb, json_t *object)
@@ -150,9 +150,10 @@ bool gr_look_set_condition(gr_look *l, const char *type, bool holds, const char 
         const char *time = gr_object_text(before, "lastTransitionTime");
         since = time != NULL ? time : since;
     }
-    json_t *condition = json_pack("{s:s, s:s, s:s, s:s, s:s, s:s}", "type", type, "status", status,
-                                  "reason", reason, "message", message, "lastUpdateTime",
-                                  l->view->now, "lastTransitionTime", since);
+    json_t *condition =
+        json_pack("{s:s, s:s, s:o, s:o, s:s, s:s}", "type", type, "status", status, "reason",
+                  gr_object_sentence(reason), "message", gr_object_sentence(message),
+                  "lastUpdateTime", l->view->now, "lastTransitionTime", since);
     for (size_t i = json_array_size(conditions); i-- > 0;) {
         json_t *other = json_array_get(conditions, i);
         bool is_replaced =

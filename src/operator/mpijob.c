@@ -12,6 +12,7 @@
 #include "operator/mpijob.h"
 
 #include "base/fail.h"
+#include "base/text.h"
 #include "operator/object.h"
 #include "operator/pod_group.h"
 
@@ -217,6 +218,7 @@ static void keep_objects(gr_mpijob *m)
 /* What is done otherwise than the job says, told once. */
 static void warn(gr_mpijob *m)
 {
+    enum { NAME_BYTES_MAX = 253 };
     static const char *const roles[] = {"Launcher", "Worker"};
     const char *policy = gr_object_text(m->look.job, "spec.launcherCreationPolicy");
     const char *gang_scheduler = m->look.view->gang_scheduler;
@@ -233,9 +235,10 @@ static void warn(gr_mpijob *m)
         const char *scheduler = gr_object_text(spec, "template.spec.schedulerName");
         if (scheduler != NULL && strcmp(scheduler, gang_scheduler) != 0) {
             snprintf(message, sizeof message,
-                     "schedulerName %.253s of %s is replaced by %.253s, which places all pods of "
+                     "schedulerName %.*s of %s is replaced by %.*s, which places all pods of "
                      "the job together",
-                     scheduler, roles[i], gang_scheduler);
+                     gr_text_fit(scheduler, NAME_BYTES_MAX), scheduler, roles[i],
+                     gr_text_fit(gang_scheduler, NAME_BYTES_MAX), gang_scheduler);
             gr_look_event(&m->look, "Warning", "SchedulerNameReplaced", message);
         }
     }

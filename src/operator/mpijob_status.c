@@ -11,6 +11,8 @@
  *   Suspended  as spec.runPolicy.suspend; False only after it was True */
 
 #include "operator/mpijob.h"
+
+#include "base/text.h"
 #include "operator/object.h"
 
 #include <inttypes.h>
@@ -36,7 +38,7 @@ static void put_count(gr_mpijob *m, json_t *counts, const char *key, int64_t cou
 static void cut(char *text, int length)
 {
     if (length >= GR_EVENT_BYTES) {
-        strcpy(text + GR_EVENT_BYTES - 1 - strlen("..."), "...");
+        gr_text_mark_cut(text, GR_EVENT_BYTES);
     }
 }
 

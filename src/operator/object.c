@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "operator/object.h"
 
+#include "base/text.h"
 #include "base/time_text.h"
 
 #include <errno.h>
@@ -123,16 +124,19 @@ bool gr_object_holds(const json_t *conditions, const char *type)
     return same(gr_object_text(gr_object_condition(conditions, type), "status"), "True");
 }
 
-int gr_object_fit(const char *text, int bytes_max)
+json_t *gr_object_sentence(const char *text)
 {
-    size_t bytes = strnlen(text, (size_t)bytes_max + 1);
-    if (bytes > (size_t)bytes_max) {
-        bytes = (size_t)bytes_max;
-        while (bytes > 0 && ((unsigned char)text[bytes] & 0xC0u) == 0x80u) {
-            bytes--;
-        }
+    json_t *sentence = json_string(text);
+    if (sentence != NULL) {
+        return sentence;
     }
-    return (int)bytes;
+    char *copy = strdup(text);
+    if (copy != NULL) {
+        gr_text_mend(copy);
+        sentence = json_string(copy);
+    }
+    free(copy);
+    return sentence;
 }
 
 void gr_object_put(json_t *object, const char *key, json_t *value, bool *no_memory)

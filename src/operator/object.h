@@ -31,8 +31,9 @@ bool gr_object_controlled(const json_t *object, const char *uid);
 json_t *gr_object_condition(const json_t *conditions, const char *type);
 bool gr_object_holds(const json_t *conditions, const char *type);
 
-/* How many bytes of the text fit into bytes_max, whole UTF-8 characters: JSON takes no others. */
-int gr_object_fit(const char *text, int bytes_max);
+/* A text that somebody reads, for the caller: what is no UTF-8 in it, as where it was cut, is
+ * mended. NULL: no memory. */
+json_t *gr_object_sentence(const char *text);
 
 /* Building. Each takes `value` over, also where it fails; NULL is a value that there was no memory
  * for. A failure sets *no_memory, which nobody clears: it is looked at once, at the end. */

@@ -52,6 +52,7 @@ static bool is_one_of(const char *word, const char *const *known)
 bool gr_operator_unknown_field(const gr_operator_kind *kind, const json_t *job,
                                char sentence_out[GR_EVENT_BYTES])
 {
+    enum { KEY_BYTES_MAX = 100 };
     for (const gr_operator_fields *fields = kind->fields; fields->path != NULL; fields++) {
         const char *key;
         json_t *value, *map = gr_object_at(job, fields->path);
@@ -59,9 +60,9 @@ bool gr_operator_unknown_field(const gr_operator_kind *kind, const json_t *job,
         {
             if (!is_one_of(key, fields->known)) {
                 const char *nearest = gr_nearest(key, fields->known);
-                snprintf(sentence_out, GR_EVENT_BYTES, "%s.%.100s: there is no such field%s%s",
-                         fields->path, key, nearest != NULL ? "; did you mean " : "",
-                         nearest != NULL ? nearest : "");
+                snprintf(sentence_out, GR_EVENT_BYTES, "%s.%.*s: there is no such field%s%s",
+                         fields->path, gr_text_fit(key, KEY_BYTES_MAX), key,
+                         nearest != NULL ? "; did you mean " : "", nearest != NULL ? nearest : "");
                 return true;
             }
         }

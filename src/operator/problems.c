@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "operator/problems.h"
 
+#include "base/text.h"
 #include "operator/object.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 const char *const gr_run_policy_fields[] = {
@@ -35,9 +37,12 @@ void gr_problem(gr_problems *p, const char *format, ...)
 /* The value as a sentence shows it. */
 static const char *shown(const json_t *value, char text_out[GR_PROBLEM_PATH_BYTES])
 {
-    size_t size =
-        json_dumpb(value, text_out, GR_PROBLEM_PATH_BYTES - 1, JSON_ENCODE_ANY | JSON_COMPACT);
-    text_out[size < GR_PROBLEM_PATH_BYTES ? size : GR_PROBLEM_PATH_BYTES - 1] = '\0';
+    char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
+    int length = snprintf(text_out, GR_PROBLEM_PATH_BYTES, "%s", text != NULL ? text : "");
+    if (length >= GR_PROBLEM_PATH_BYTES) {
+        gr_text_mark_cut(text_out, GR_PROBLEM_PATH_BYTES);
+    }
+    free(text);
     return text_out;
 }
 
@@ -183,6 +188,6 @@ void gr_problems_describe(const gr_problems *p, char sentence_out[GR_EVENT_BYTES
     int length = snprintf(sentence_out, GR_EVENT_BYTES, "Found validation errors: %s%s%s",
                           p->count > 1 ? "[" : "", p->text, p->count > 1 ? "]" : "");
     if (length >= GR_EVENT_BYTES) {
-        strcpy(sentence_out + GR_EVENT_BYTES - 1 - strlen("..."), "...");
+        gr_text_mark_cut(sentence_out, GR_EVENT_BYTES);
     }
 }

@@ -3,6 +3,7 @@
 /* PyTorchJob v1: the environment of torchrun and of torch.distributed, the init container that
  * waits for the master's name, the HorizontalPodAutoscaler of elasticPolicy. */
 
+#include "base/text.h"
 #include "operator/object.h"
 #include "operator/pod_group.h"
 #include "operator/training.h"
@@ -132,11 +133,13 @@ static json_t *join_conf(const json_t *list)
 
 static void add_elastic_env(gr_training *t, json_t *container, const json_t *policy)
 {
+    enum { HOST_BYTES_MAX = 500 };
     char text[2 * GR_TRAINING_NAME_BYTES];
     const char *host = gr_object_text(policy, "rdzvHost");
+    const char *name = host != NULL ? host : t->look.name;
     const char *backend = gr_object_text(policy, "rdzvBackend");
     int64_t port = gr_object_int(policy, "rdzvPort", gr_training_find_role(t, "Worker")->port);
-    snprintf(text, sizeof text, "%.500s%s:%" PRId64, host != NULL ? host : t->look.name,
+    snprintf(text, sizeof text, "%.*s%s:%" PRId64, gr_text_fit(name, HOST_BYTES_MAX), name,
              host != NULL ? "" : "-worker-0", port);
     gr_training_add_env(t, container, "PET_RDZV_ENDPOINT", text);
     gr_training_add_env(t, container, "PET_RDZV_BACKEND", backend != NULL ? backend : "c10d");

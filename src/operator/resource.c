@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "operator/resource.h"
 
+#include "base/text.h"
 #include "operator/object.h"
 
 #include <string.h>
@@ -146,7 +147,7 @@ static json_t *trim_ended(const json_t *ended, bool *no_memory)
     json_t *kept = pick(ended, has_failed ? keys : of_success, no_memory);
     const char *message = gr_object_text(ended, "message");
     if (has_failed && message != NULL) {
-        int bytes = gr_object_fit(message, GR_POD_MESSAGE_BYTES_MAX);
+        int bytes = gr_text_fit(message, GR_POD_MESSAGE_BYTES_MAX);
         gr_object_put(kept, "message", json_stringn(message, (size_t)bytes), no_memory);
     }
     return kept;

@@ -2,6 +2,7 @@
 
 /* TFJob v1: TF_CONFIG, and whose end is that of the job. */
 
+#include "base/text.h"
 #include "operator/object.h"
 #include "operator/training.h"
 
@@ -25,13 +26,14 @@ static void check(gr_problems *p, const json_t *spec, const json_t *specs)
 
 static void warn(gr_training *t)
 {
+    enum { POLICY_BYTES_MAX = 100 };
     char message[GR_EVENT_BYTES];
     const char *policy = gr_object_text(t->look.job, "spec.successPolicy");
     if (policy != NULL && policy[0] != '\0' && strcmp(policy, "AllWorkers") != 0) {
         snprintf(message, sizeof message,
-                 "spec.successPolicy \"%.100s\" is not AllWorkers: the job succeeds with its chief "
+                 "spec.successPolicy \"%.*s\" is not AllWorkers: the job succeeds with its chief "
                  "or worker 0",
-                 policy);
+                 gr_text_fit(policy, POLICY_BYTES_MAX), policy);
         gr_look_event(&t->look, "Warning", "SuccessPolicy", message);
     }
 }

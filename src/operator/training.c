@@ -16,6 +16,7 @@
 
 #include "operator/training.h"
 
+#include "base/text.h"
 #include "operator/object.h"
 #include "operator/pod_group.h"
 
@@ -538,11 +539,7 @@ static void judge_failed(gr_training *t, const gr_training_role *role, const jso
     gr_training_set_condition(t, "Restarting", true, "Restarting", message);
 }
 
-/* NULL: 0. */
-static int shown_bytes(const char *text)
-{
-    return text != NULL ? gr_object_fit(text, GR_POD_MESSAGE_BYTES_MAX) : 0;
-}
+enum { VALUE_BYTES_MAX = 100 }; /* of what events quote */
 
 /* Why a container waits: an image that cannot be had, failures one after the other; or how it
  * ended, though its pod goes on. */
@@ -553,17 +550,18 @@ static void report_container(gr_training *t, const char *pod, const json_t *stat
     const char *text = gr_object_text(status, "state.waiting.message");
     const char *reason = gr_object_text(status, "state.waiting.reason");
     const char *end = gr_object_text(status, "state.terminated.reason");
-    const char *last_words = gr_object_text(status, "state.terminated.message");
+    const char *given = gr_object_text(status, "state.terminated.message");
+    const char *last_words = given != NULL ? given : "";
     int64_t code = gr_object_int(status, "state.terminated.exitCode", 0);
     if (name != NULL && code != 0 && end != NULL) {
         snprintf(message, sizeof message,
                  "Error pod %s container %s exitCode: %" PRId64 " terminated message: %.*s", pod,
-                 name, code, shown_bytes(last_words), last_words != NULL ? last_words : "");
+                 name, code, gr_text_fit(last_words, GR_POD_MESSAGE_BYTES_MAX), last_words);
         gr_look_event(&t->look, "Warning", end, message);
     }
     if (name != NULL && text != NULL && reason != NULL) {
         snprintf(message, sizeof message, "Error pod %s container %s waiting message: %.*s", pod,
-                 name, shown_bytes(text), text);
+                 name, gr_text_fit(text, GR_POD_MESSAGE_BYTES_MAX), text);
         gr_look_event(&t->look, "Warning", reason, message);
     }
 }
@@ -588,7 +586,7 @@ static void report_abnormal(gr_training *t, const json_t *pod)
                *reason = gr_object_text(status, "reason");
     if (gr_object_is_text(status, "status", "False") && text != NULL && reason != NULL) {
         snprintf(message, sizeof message, "Error pod %s condition message: %.*s", name,
-                 shown_bytes(text), text);
+                 gr_text_fit(text, GR_POD_MESSAGE_BYTES_MAX), text);
         gr_look_event(&t->look, "Warning", reason, message);
     }
 }
@@ -732,9 +730,9 @@ static void begin(gr_training *t)
     }
     if (policy[0] != '\0') {
         snprintf(message, sizeof message,
-                 "spec.runPolicy.cleanPodPolicy \"%.100s\" is neither All, None nor Running: all "
+                 "spec.runPolicy.cleanPodPolicy \"%.*s\" is neither All, None nor Running: all "
                  "pods go when the job has ended",
-                 policy);
+                 gr_text_fit(policy, VALUE_BYTES_MAX), policy);
         gr_look_event(&t->look, "Warning", "CleanPodPolicy", message);
     }
     if (t->kind->warn != NULL) {

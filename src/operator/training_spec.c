@@ -2,6 +2,7 @@
 
 /* Defaults and validation of the kinds of training-operator, with the sentences of its webhook. */
 
+#include "base/text.h"
 #include "operator/object.h"
 #include "operator/training.h"
 
@@ -163,11 +164,13 @@ static void check_role(const gr_training *t, gr_problems *p, const char *name, c
                                                    NULL};
     char path[GR_PROBLEM_PATH_BYTES], at[GR_PROBLEM_PATH_BYTES + 32];
     char label[GR_PROBLEM_PATH_BYTES];
+    enum { NAME_BYTES_MAX = 100 };
     json_t *named = json_string(name);
     if (t->kind->has_attempts) {
         snprintf(path, sizeof path, "spec.%c%.100ss", tolower((unsigned char)name[0]), name + 1);
     } else {
-        snprintf(path, sizeof path, "spec.%s[%.100s]", t->kind->specs, name);
+        snprintf(path, sizeof path, "spec.%s[%.*s]", t->kind->specs,
+                 gr_text_fit(name, NAME_BYTES_MAX), name);
     }
     gr_check_is_one_of(p, named, path, t->kind->roles);
     json_decref(named);

@@ -191,12 +191,11 @@ static double time_of(const timeline_part *p, uint64_t ticks)
 }
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
-
 static void write_text(FILE *out, const char *text, size_t size)
 {
     const uint8_t *at = (const uint8_t *)text;
     for (size_t i = 0; i < size;) {
-        size_t length = gr_text_utf8_length((const char *)at + i, size - i);
+        size_t length = gr_text_character(text + i, size - i);
         if (length == 0 || at[i] == 0) {
             fputc('?', out);
             i++;

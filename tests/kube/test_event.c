@@ -107,6 +107,23 @@ static void tenth_message_of_a_reason_is_combined(void **state)
     gr_kube_events_destroy(events);
 }
 
+static void message_that_is_combined_is_cut_between_characters(void **state)
+{
+    (void)state;
+    gr_kube_events *events = create();
+    char message[1100], said[1200];
+    for (int i = 0; i < 10; i++) {
+        snprintf(message, sizeof message, "%d", i);
+        for (size_t at = 1; at + 2 < sizeof message; at += 2) {
+            memcpy(message + at, "\xC3\xBC", 3);
+        }
+        tell(events, "a", "R", message, i, said, sizeof said);
+        assert_string_not_equal(said, "dropped");
+    }
+    assert_non_null(strstr(said, "(combined from similar events): 9\xC3\xBC"));
+    gr_kube_events_destroy(events);
+}
+
 static void object_with_too_many_events_is_quiet(void **state)
 {
     (void)state;
@@ -145,6 +162,7 @@ int main(void)
         cmocka_unit_test(event_says_what_about_whom),
         cmocka_unit_test(same_event_counts_up),
         cmocka_unit_test(tenth_message_of_a_reason_is_combined),
+        cmocka_unit_test(message_that_is_combined_is_cut_between_characters),
         cmocka_unit_test(object_with_too_many_events_is_quiet),
         cmocka_unit_test(what_is_known_is_bounded),
     };

@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "cluster.h"
+#include "operator/look.h"
 
 #define ROLE "{'template': {'spec': {'containers': [{'name': 'pytorch', 'image': 'i'}]}}}"
 #define WORKER "spec.pytorchReplicaSpecs.Worker."
@@ -627,6 +628,83 @@ static void memory_missing_anywhere_told_and_nothing_half_made(void **state)
     assert_memory_missing_anywhere_told(&c);
 }
 
+/* Each text is cut inside of a character, wherever it begins. */
+static void texts_of_characters_of_many_bytes_are_cut_between_them(void **state)
+{
+    (void)state;
+    static const char *const paths[] = {"containerStatuses", "conditions"};
+    char smiles[4 * 600 + 1], status[4096];
+    for (size_t i = 0; i < sizeof smiles - 1; i += 4) {
+        memcpy(smiles + i, "\xF0\x9F\x98\x80", 5);
+    }
+    for (int shift = 0; shift < 4; shift++) {
+        cluster c;
+        open_cluster(&c, 1);
+        snprintf(status, sizeof status, "'%.*s%s'", shift, "aaa", smiles);
+        set(c.job, "spec.runPolicy.cleanPodPolicy", status);
+        set(c.job, "spec.elasticPolicy", "{}");
+        set(c.job, "spec.elasticPolicy.rdzvHost", status);
+        look(&c);
+        assert_true(has_event(&c, "CleanPodPolicy"));
+        run_all_pods(&c);
+        for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
+            char path[64];
+            snprintf(status, sizeof status,
+                     i == 0 ? "[{'name': 'pytorch', 'state': {'waiting': {'reason': 'Waits',"
+                              " 'message': '%.*s%s'}}}]"
+                            : "[{'type': 'PodScheduled', 'status': 'False', 'reason': 'NoRoom',"
+                              " 'message': '%.*s%s'}]",
+                     shift, "aaa", smiles);
+            snprintf(path, sizeof path, "status.%s", paths[i]);
+            set(find(&c, "Pod", "train-worker-0"), path, status);
+        }
+        look(&c);
+        assert_true(has_event(&c, "Waits") && has_event(&c, "NoRoom"));
+        assert_true(strlen(event(&c, 0, "message")) > 600);
+        close_cluster(&c);
+    }
+}
+
+static void value_that_is_long_is_shown_cut(void **state)
+{
+    (void)state;
+    char value[1024] = "'", end[] = "...: must be true or false";
+    for (int i = 0; i < 300; i++) {
+        strcat(value, "\xC3\xBC");
+    }
+    strcat(value, "'");
+    cluster c;
+    open_cluster(&c, 1);
+    set(c.job, "spec.runPolicy.suspend", value);
+    look(&c);
+    const char *message = event(&c, 0, "message");
+    assert_string_equal(event(&c, 0, "reason"), "ValidationError");
+    assert_non_null(strstr(message, "spec.runPolicy.suspend: Invalid value: \"\xC3\xBC\xC3\xBC"));
+    assert_string_equal(message + strlen(message) - strlen(end), end);
+    close_cluster(&c);
+}
+
+static void condition_with_a_text_that_is_no_utf8_is_written(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 1);
+    gr_look l;
+    gr_diag diag = {0};
+    gr_operator_view view = view_of(&c);
+    gr_look_open(&l, &view, &gr_pytorchjob_v1, &c.result);
+    assert_true(gr_look_set_condition(&l, "Failed", true, "Lost",
+                                      "a\xFF"
+                                      "b\xC3"));
+    const json_t *conditions = json_object_get(l.status, "conditions");
+    assert_string_equal(gr_object_text(gr_object_condition(conditions, "Failed"), "message"),
+                        "a?b");
+    gr_look_event(&l, "Normal", "Lost\xFF", "\xFF");
+    assert_string_equal(event(&c, 0, "message"), "?");
+    assert_int_equal(gr_look_close(&l, &diag), GR_OK);
+    close_cluster(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -650,6 +728,9 @@ int main(void)
         cmocka_unit_test(containers_that_wait_or_ended_in_a_pod_that_runs_told),
         cmocka_unit_test(container_that_failed_with_many_words_told_as_far_as_they_fit),
         cmocka_unit_test(volcano_autoscaler_does_not_wait),
+        cmocka_unit_test(texts_of_characters_of_many_bytes_are_cut_between_them),
+        cmocka_unit_test(value_that_is_long_is_shown_cut),
+        cmocka_unit_test(condition_with_a_text_that_is_no_utf8_is_written),
         cmocka_unit_test(job_wrong_one_event_and_no_writes),
         cmocka_unit_test(limits_below_zero_are_over_at_once),
         cmocka_unit_test(clean_pod_policy_empty_all_pods_go_as_if_it_were_all),

@@ -4,6 +4,7 @@
  * those of the API server, and those of workers. */
 
 #include "base/fail.h"
+#include "base/text.h"
 #include "operator/cut.h"
 #include "operator/object.h"
 #include "operator/serve/serve_internal.h"
@@ -171,7 +172,7 @@ static void take_answer(void *arg, const gr_kube_answer *answer)
     json_t *object = json_incref(answer->object);
     if (kind == GR_API_REFUSED) { /* the controller tells the job's user what the server says */
         object = json_pack("{s:s#}", "message", answer->message,
-                           gr_object_fit(answer->message, MESSAGE_BYTES_MAX));
+                           gr_text_fit(answer->message, MESSAGE_BYTES_MAX));
     }
     if (kind == GR_API_REFUSED || kind == GR_API_FAILED) {
         gr_serve_warn(write->serve, answer->diag->text);
