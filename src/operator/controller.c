@@ -19,6 +19,7 @@
 #include "base/fail.h"
 #include "base/time_text.h"
 #include "operator/cache.h"
+#include "operator/counts.h"
 #include "operator/metrics.h"
 #include "operator/object.h"
 #include "operator/progress.h"
@@ -43,7 +44,7 @@ typedef struct controller_look {
     int64_t began_us;
     json_t *uid;   /* of the job; NULL: none */
     json_t *seen;  /* of the job's progress; NULL: none */
-    unsigned held; /* conditions that were True as it began: bits of `counted` */
+    unsigned held; /* gr_counts_held() as it began */
     gr_operator_result result;
     gr_controller_job *next_ready; /* of those with an action to start */
     size_t begun;                  /* of its writes */
@@ -80,8 +81,7 @@ struct gr_controller {
     size_t queue_count, queue_max;
     gr_controller_job *ready, **ready_end;
     json_t *events, *told; /* to be told; the last one */
-    gr_controller_counts *counts;
-    size_t counts_count;
+    gr_counts counts;
     gr_asking *asking;
     uint64_t answered_count, unanswered_count; /* questions that were answered, and that were not */
     int64_t now_us;
@@ -172,73 +172,11 @@ static gr_status enqueue(gr_controller *c, gr_controller_job *job, int64_t due_u
 }
 
 /* ---- Counts ---------------------------------------------------------------------------------- */
-static gr_status count_job(gr_controller *c, const gr_controller_job *job, gr_job_count what)
-{
-    size_t i = 0;
-    int order = -1;
-    while (i < c->counts_count && (order = strcmp(c->counts[i].space, job->group->space)) < 0) {
-        i++;
-    }
-    while (i < c->counts_count && order == 0 && c->counts[i].kind != job->kind) {
-        i++;
-        order = i < c->counts_count ? strcmp(c->counts[i].space, job->group->space) : 1;
-    }
-    if (i == c->counts_count || order != 0) {
-        size_t bytes = (c->counts_count + 1) * sizeof *c->counts;
-        gr_controller_counts *counts = realloc(c->counts, bytes);
-        char *space = strdup(job->group->space);
-        c->counts = counts != NULL ? counts : c->counts;
-        if (counts == NULL || space == NULL) {
-            free(space);
-            return GR_E_NO_MEMORY;
-        }
-        memmove(&counts[i + 1], &counts[i], (c->counts_count - i) * sizeof *counts);
-        counts[i] = (gr_controller_counts){.kind = job->kind, .space = space};
-        c->counts_count++;
-    }
-    c->counts[i].counts[what]++;
-    return GR_OK;
-}
-
-static const struct {
-    const char *type;
-    gr_job_count what;
-} counted[] = {{"Created", GR_JOBS_CREATED},
-               {"Succeeded", GR_JOBS_SUCCESSFUL},
-               {"Failed", GR_JOBS_FAILED},
-               {"Restarting", GR_JOBS_RESTARTED}};
-enum { COUNTED = sizeof counted / sizeof counted[0] };
-
-static unsigned held_by(const json_t *object)
-{
-    const json_t *conditions = gr_object_at(object, "status.conditions");
-    unsigned held = 0;
-    for (unsigned i = 0; i < COUNTED; i++) {
-        held |= gr_object_holds(conditions, counted[i].type) ? 1U << i : 0;
-    }
-    return held;
-}
-
-/* A condition that did not hold as the look began is counted. The cache does not tell: a watch may
- * have shown the status before the answer to its write came. */
-static gr_status count_conditions(gr_controller *c, const gr_controller_job *job,
-                                  const json_t *written)
-{
-    unsigned held = held_by(written) & ~job->look->held;
-    gr_status status = GR_OK;
-    for (unsigned i = 0; i < COUNTED && status == GR_OK; i++) {
-        if ((held & 1U << i) != 0) {
-            status = count_job(c, job, counted[i].what);
-        }
-    }
-    return status;
-}
-
 const gr_controller_counts *gr_controller_counted(const gr_controller *controller,
                                                   size_t *count_out)
 {
-    *count_out = controller->counts_count;
-    return controller->counts;
+    *count_out = controller->counts.count;
+    return controller->counts.rows;
 }
 
 static void print_queues(const gr_controller *c, int64_t now_us, FILE *out)
@@ -273,7 +211,8 @@ char *gr_controller_metrics(const gr_controller *controller, int64_t now_us)
         return NULL;
     }
     print_queues(controller, now_us, out);
-    gr_metrics_counts(out, controller->counts, controller->counts_count, controller->is_leader);
+    gr_metrics_counts(out, controller->counts.rows, controller->counts.count,
+                      controller->is_leader);
     gr_metrics_head(out, "mpi_operator_job_info", "gauge", "Launchers of the MPIJobs there are");
     gr_cache_group *group = NULL;
     while ((group = gr_cache_next_group(controller->cache, group)) != NULL) {
@@ -362,7 +301,10 @@ static gr_status changed(void *changed_arg, gr_cache_group *group, size_t resour
     }
     bool is_deleted = !is_there && !job->is_gone;
     job->is_gone = !is_there;
-    gr_status status = is_deleted ? count_job(c, job, GR_JOBS_DELETED) : GR_OK;
+    gr_status status = GR_OK;
+    if (is_deleted) {
+        status = gr_counts_add(&c->counts, job->kind, job->group->space, GR_JOBS_DELETED);
+    }
     return status == GR_OK ? enqueue(c, job, is_there ? c->now_us : GONE_US) : status;
 }
 
@@ -444,16 +386,13 @@ void gr_controller_destroy(gr_controller *controller)
             free(job);
         }
     }
-    for (size_t i = 0; i < controller->counts_count; i++) {
-        free(controller->counts[i].space);
-    }
     gr_cache_destroy(controller->cache);
     json_decref(controller->events);
     json_decref(controller->told);
     gr_asking_destroy(controller->asking);
     free(controller->kinds);
     free(controller->queues);
-    free(controller->counts);
+    gr_counts_fini(&controller->counts);
     free(controller->queue);
     free(controller->is_listed);
     free(controller->is_doubtful);
@@ -611,7 +550,7 @@ static gr_status look(gr_controller *c, gr_controller_job *job, int64_t wall_s, 
     gr_status status = failed ? gr_fail(diag, GR_E_NO_MEMORY, "no memory to look at a job")
                               : job->kind->reconcile(&view, &job->look->result, diag);
     job->look->uid = json_incref(gr_object_at(object, "metadata.uid"));
-    job->look->held = held_by(object);
+    job->look->held = gr_counts_held(object);
     job->look->seen = json_incref(job->progress);
     json_decref(object);
     json_decref(objects);
@@ -710,7 +649,9 @@ static gr_status take_written(gr_controller *c, const gr_controller_job *job, si
     size_t resource = resource_of(object);
     gr_status status = GR_OK;
     if (strcmp(verb, "status") == 0 && resource == job->resource) {
-        status = count_conditions(c, job, object);
+        /* The cache does not tell what is new: a watch may have shown the status before. */
+        status = gr_counts_add_held(&c->counts, job->kind, job->group->space,
+                                    gr_counts_held(object) & ~job->look->held);
     }
     if (status == GR_OK && strcmp(verb, "delete") == 0 && is_gone_by(answer)) {
         status = gr_cache_remove(c->cache, resource, object);
