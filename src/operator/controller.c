@@ -6,6 +6,7 @@
  *   queued    looked at when `due_us` has come: at once after a change, later after a failure
  *   writing   the writes of a look go out in order, each after the answer to the last, but for
  *             objects that do not need each other: some of these are on their way together
+ *   refused   a creation was refused: no other begins, but deletions and the status go out
  *   failing   a write has failed: no other begins, and answers to those on their way are awaited
  *   getting   a write met another state than the cache has: the object itself is asked for
  *
@@ -23,6 +24,7 @@
 #include "operator/metrics.h"
 #include "operator/object.h"
 #include "operator/progress.h"
+#include "operator/refusal.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -36,15 +38,18 @@
 /* A deadline is looked at as often, for the wall clock may step. */
 enum { LOOK_AGAIN_MAX_S = 600, DOUBLINGS_MAX = 20, US_PER_S = 1000000 };
 
-/* What follows from a write that has failed. */
-typedef enum failure { FAILS_NOT, FAILS_BY_STATE, FAILS } failure;
+/* What follows from a write that has failed: the first one counts, a refused creation not beside
+ * others. */
+typedef enum failure { FAILS_NOT, FAILS_TO_CREATE, FAILS_BY_STATE, FAILS } failure;
 
 /* A look, until its last write is answered. */
 typedef struct controller_look {
     int64_t began_us;
-    json_t *uid;   /* of the job; NULL: none */
-    json_t *seen;  /* of the job's progress; NULL: none */
-    unsigned held; /* gr_counts_held() as it began */
+    json_t *uid;    /* of the job; NULL: none */
+    json_t *before; /* the job's status; NULL: none */
+    bool *unmade;   /* of each write: it was refused, or left out; NULL: of none */
+    json_t *seen;   /* of the job's progress; NULL: none */
+    unsigned held;  /* gr_counts_held() as it began */
     gr_operator_result result;
     gr_controller_job *next_ready; /* of those with an action to start */
     size_t begun;                  /* of its writes */
@@ -258,6 +263,8 @@ static void free_look(gr_controller_job *job)
 {
     if (job->look != NULL) {
         json_decref(job->look->uid);
+        json_decref(job->look->before);
+        free(job->look->unmade);
         json_decref(job->look->seen);
         gr_operator_result_fini(&job->look->result);
         free(job->look);
@@ -477,7 +484,7 @@ static gr_status emit_events(gr_controller *c, const gr_controller_job *job, con
     const json_t *event;
     json_array_foreach(events, i, event)
     {
-        status = status == GR_OK ? emit_event(c, job, event) : status;
+        status = status == GR_OK && !json_is_null(event) ? emit_event(c, job, event) : status;
     }
     return status;
 }
@@ -510,11 +517,17 @@ static gr_status end_look(gr_controller *c, gr_controller_job *job, bool has_fai
     return due_us != GR_NEVER ? enqueue(c, job, due_us) : GR_OK;
 }
 
-/* All that the look wanted is done. */
+/* All that the look wanted is done, but for what was refused. */
 static gr_status complete_look(gr_controller *c, gr_controller_job *job)
 {
-    gr_status status = emit_events(c, job, job->look->result.events);
-    return status == GR_OK ? end_look(c, job, job->look->result.retry) : status;
+    const controller_look *look = job->look;
+    gr_status status = GR_OK;
+    if (look->unmade != NULL) {
+        status = gr_refusal_settle(&look->result, look->unmade, look->before, NULL);
+    }
+    status = status == GR_OK ? emit_events(c, job, look->result.events) : status;
+    return status == GR_OK ? end_look(c, job, look->result.retry || look->failed != FAILS_NOT)
+                           : status;
 }
 
 static gr_status look(gr_controller *c, gr_controller_job *job, int64_t wall_s, gr_diag *diag)
@@ -550,6 +563,7 @@ static gr_status look(gr_controller *c, gr_controller_job *job, int64_t wall_s, 
     gr_status status = failed ? gr_fail(diag, GR_E_NO_MEMORY, "no memory to look at a job")
                               : job->kind->reconcile(&view, &job->look->result, diag);
     job->look->uid = json_incref(gr_object_at(object, "metadata.uid"));
+    job->look->before = json_incref(gr_object_at(object, "status"));
     job->look->held = gr_counts_held(object);
     job->look->seen = json_incref(job->progress);
     json_decref(object);
@@ -599,6 +613,32 @@ static write_class class_of(const json_t *one)
     return i < count && strcmp(gr_object_text(one, "verb"), "create") == 0 ? classes[i].is : ALONE;
 }
 
+/* Behind a refused creation: leaves out what is no deletion and not the status, and the status as
+ * well where nothing of it is new. */
+static gr_status pass_over(gr_controller_job *job)
+{
+    controller_look *look = job->look;
+    const json_t *one;
+    gr_status status = GR_OK;
+    while (look->failed == FAILS_TO_CREATE && (one = write_of(job, look->begun)) != NULL) {
+        const char *verb = gr_object_text(one, "verb");
+        const json_t *object = json_object_get(one, "object");
+        bool is_left = strcmp(verb, "delete") == 0;
+        if (strcmp(verb, "status") == 0 && resource_of(object) == job->resource) {
+            json_t *written = json_object_get(object, "status");
+            if (look->on_way == 0) { /* else more may be refused */
+                status = gr_refusal_settle(&look->result, look->unmade, look->before, written);
+            }
+            is_left = status != GR_OK || look->on_way > 0 || !json_equal(written, look->before);
+        }
+        if (is_left) {
+            break;
+        }
+        look->unmade[look->begun++] = true;
+    }
+    return status;
+}
+
 /* Returns true if the next write may begin now. */
 static bool may_begin(const gr_controller *c, const gr_controller_job *job)
 {
@@ -611,7 +651,7 @@ static bool may_begin(const gr_controller *c, const gr_controller_job *job)
     if (job->look->on_way == 0) {
         return job->look->is_getting || one != NULL;
     }
-    return job->look->failed == FAILS_NOT && one != NULL && job->look->on_way < most &&
+    return job->look->failed <= FAILS_TO_CREATE && one != NULL && job->look->on_way < most &&
            c->on_way < (most > jobs ? most : jobs) &&
            (job->look->beside & ~allowed[class_of(one)]) == 0;
 }
@@ -662,44 +702,14 @@ static gr_status take_written(gr_controller *c, const gr_controller_job *job, si
     return status;
 }
 
-/* Words of an event about an object that could not be made, as the reference has them. */
-static void name_refusal(const gr_controller_job *job, const json_t *object, char reason_out[64],
-                         char subject_out[GR_EVENT_BYTES])
-{
-    static const char suffix[] = "-launcher";
-    const char *kind = gr_object_text(object, "kind");
-    const char *name = gr_object_text(object, "metadata.name");
-    size_t length = strlen(name), tail = sizeof suffix - 1;
-    bool is_pod = strcmp(kind, "Pod") == 0;
-    bool is_launcher = strcmp(kind, "Job") == 0 ||
-                       (is_pod && length > tail && strcmp(name + length - tail, suffix) == 0);
-    if (strcmp(job->kind->kind, "MPIJob") != 0) {
-        snprintf(reason_out, 64, "FailedCreate%.50s", kind);
-        snprintf(subject_out, GR_EVENT_BYTES, "Error creating");
-        return;
-    }
-    snprintf(reason_out, 64, "MPIJobFailed");
-    if (is_pod || is_launcher) {
-        snprintf(subject_out, GR_EVENT_BYTES, "%s pod created failed",
-                 is_launcher ? "launcher" : "worker");
-    } else {
-        snprintf(subject_out, GR_EVENT_BYTES, "%s %s is not created", kind, name);
-    }
-}
-
 /* An object could not be made: the job's user is to know. */
 static gr_status emit_refused(gr_controller *c, const gr_controller_job *job, size_t write,
                               const json_t *answer)
 {
-    const char *why = gr_object_text(answer, "message");
-    char reason[64], subject[GR_EVENT_BYTES], message[GR_EVENT_BYTES];
-    name_refusal(job, gr_object_at(write_of(job, write), "object"), reason, subject);
-    snprintf(message, sizeof message, "%.110s: %.900s", subject,
-             why != NULL && why[0] != '\0' ? why : "the API server refuses it");
-    json_t *events = json_pack("[{s:s, s:s, s:o}]", "type", "Warning", "reason", reason, "message",
-                               gr_object_sentence(message));
-    gr_status status = events != NULL ? emit_events(c, job, events) : GR_E_NO_MEMORY;
-    json_decref(events);
+    json_t *event = gr_refusal_event(job->kind->kind, gr_object_at(write_of(job, write), "object"),
+                                     gr_object_text(answer, "message"));
+    gr_status status = event != NULL ? emit_event(c, job, event) : GR_E_NO_MEMORY;
+    json_decref(event);
     return status;
 }
 
@@ -738,20 +748,37 @@ static gr_status got(gr_controller *c, gr_controller_job *job, gr_api_answer ans
     return status == GR_OK ? end_look(c, job, true) : status;
 }
 
-/* Of several writes that fail the first one counts. */
 static void note_failure(gr_controller_job *job, failure what, size_t write)
 {
-    if (job->look->failed == FAILS_NOT) {
+    if (job->look->failed <= FAILS_TO_CREATE) {
         job->look->failed = what;
         job->look->failed_write = write;
     }
+}
+
+static gr_status take_refused(gr_controller *c, gr_controller_job *job, size_t write,
+                              const json_t *answer)
+{
+    controller_look *look = job->look;
+    bool is_first = look->failed == FAILS_NOT;
+    if (look->unmade == NULL) {
+        look->unmade = calloc(json_array_size(look->result.writes), sizeof *look->unmade);
+    }
+    if (look->unmade == NULL) {
+        return GR_E_NO_MEMORY;
+    }
+    look->unmade[write] = true;
+    if (!is_first) {
+        return GR_OK;
+    }
+    look->failed = FAILS_TO_CREATE;
+    return emit_refused(c, job, write, answer);
 }
 
 static gr_status take_answer(gr_controller *c, gr_controller_job *job, size_t write,
                              gr_api_answer answer, const json_t *object)
 {
     const char *verb = gr_object_text(write_of(job, write), "verb");
-    bool is_first = job->look->failed == FAILS_NOT;
     switch (answer) {
     case GR_API_OK:
         return take_written(c, job, write, object);
@@ -765,9 +792,10 @@ static gr_status take_answer(gr_controller *c, gr_controller_job *job, size_t wr
         note_failure(job, FAILS_BY_STATE, write);
         return GR_OK;
     case GR_API_REFUSED:
-        note_failure(job, FAILS, write);
-        return is_first && strcmp(verb, "create") == 0 ? emit_refused(c, job, write, object)
-                                                       : GR_OK;
+        if (strcmp(verb, "create") == 0) {
+            return take_refused(c, job, write, object);
+        }
+        /* fall through */
     case GR_API_FAILED:
         note_failure(job, FAILS, write);
         break;
@@ -786,8 +814,11 @@ static gr_status go_on(gr_controller *c, gr_controller_job *job)
         job->look->is_getting = true;
         job->look->asked_version = gr_cache_version(c->cache, job->group, resource_of(object),
                                                     gr_object_text(object, "metadata.name"));
-    } else if (write_of(job, job->look->begun) == NULL) {
-        return complete_look(c, job);
+    } else {
+        gr_status status = pass_over(job);
+        if (status != GR_OK || write_of(job, job->look->begun) == NULL) {
+            return status != GR_OK ? status : complete_look(c, job);
+        }
     }
     make_ready(c, job);
     return GR_OK;
@@ -898,7 +929,11 @@ static gr_status take_ready(gr_controller *c, gr_controller_action *action, bool
         job->look->is_changed = true;
         job->look->failed = FAILS;
     }
-    bool is_over = job->look->failed != FAILS_NOT && (!job->look->is_getting || !c->is_leader);
+    bool is_over = job->look->failed > FAILS_TO_CREATE && (!job->look->is_getting || !c->is_leader);
+    gr_status status = pass_over(job);
+    if (status != GR_OK) {
+        return status;
+    }
     if (!is_over && may_begin(c, job)) {
         start(c, job, action);
         *is_taken_out = true;
@@ -906,7 +941,7 @@ static gr_status take_ready(gr_controller *c, gr_controller_action *action, bool
     if (is_over || !may_begin(c, job)) {
         leave_ready(c, job);
     }
-    return is_over && job->look->on_way == 0 ? go_on(c, job) : GR_OK;
+    return !job->look->is_ready && job->look->on_way == 0 ? go_on(c, job) : GR_OK;
 }
 
 gr_status gr_controller_next(gr_controller *controller, const gr_controller_time *now,

@@ -646,7 +646,6 @@ static bool may_join(const gr_training *t, const gr_training_role *role, const a
  * others is not replaced when just joining ones are left: they may be waiting for nobody. */
 static void replace_lost(gr_training *t, gr_training_role *role, const attempt *a)
 {
-    int64_t missing = 0;
     for (int64_t n = 0; n < role->replicas; n++) {
         const json_t *pod = role->pods[n];
         int64_t code = GR_TRAINING_FIRST_SIGNAL;
@@ -658,17 +657,9 @@ static void replace_lost(gr_training *t, gr_training_role *role, const attempt *
             (code >= GR_TRAINING_FIRST_SIGNAL || (code == CODE_PEER && a->original > 0))) {
             gr_training_delete_pod(t, pod);
         }
-        missing += pod == NULL;
     }
     role->is_closed = false;
-    if (missing > gr_training_may_create(t)) {
-        missing = gr_training_may_create(t);
-    }
-    if (missing > 0) {
-        gr_object_put(t->look.status, "replaced",
-                      json_integer(gr_object_int(t->look.status, "replaced", 0) + missing),
-                      &t->look.no_memory);
-    }
+    role->counter = "replaced";
 }
 
 static int64_t backoff_limit(const gr_training *t)
@@ -846,6 +837,7 @@ static const gr_training_kind gradusjob = {.kind = &gr_gradusjob_v1,
                                            .has_selector = true,
                                            .has_attempts = true,
                                            .set_defaults = set_defaults,
+                                           .report_counted = gr_gradusjob_report_server,
                                            .check = check,
                                            .keep_more = keep_more,
                                            .keep_attempt = keep_attempt,

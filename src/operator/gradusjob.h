@@ -63,5 +63,7 @@ bool gr_gradusjob_servers_go_on(gr_training *t, const gr_gradusjob_servers *s);
 bool gr_gradusjob_clear_servers(gr_training *t, const gr_gradusjob_servers *s);
 /* Others are made in place of lost ones: in one attempt `most` for each. */
 void gr_gradusjob_replace_servers(gr_training *t, int64_t most);
+/* Tells that a server is made in place of a lost one; of workers nothing. */
+void gr_gradusjob_report_server(gr_training *t, const gr_training_role *role, int64_t index);
 
 #endif

@@ -191,33 +191,31 @@ bool gr_gradusjob_clear_servers(gr_training *t, const gr_gradusjob_servers *s)
     return true;
 }
 
-static void report_replaced(gr_training *t, int64_t number)
+void gr_gradusjob_report_server(gr_training *t, const gr_training_role *role, int64_t index)
 {
     char message[GR_EVENT_BYTES];
+    if (role == &t->roles[0]) {
+        return;
+    }
     snprintf(message, sizeof message,
              "GradusJob %s has lost parameter server %" PRId64
              " and goes on: another one comes in its place.",
-             t->look.name, number);
+             t->look.name, index);
     gr_training_event(t, "Normal", "ServerReplaced", message);
 }
 
 void gr_gradusjob_replace_servers(gr_training *t, int64_t most)
 {
     gr_training_role *role = t->role_count > 1 ? &t->roles[1] : NULL; /* behind the workers' */
-    int64_t replaced = gr_object_int(t->look.status, REPLACED, 0), made = 0;
+    int64_t replaced = gr_object_int(t->look.status, REPLACED, 0);
     if (role == NULL || replaced >= most * role->replicas) {
         return;
     }
     role->is_closed = false;
+    role->counter = REPLACED;
     for (int64_t n = 0; n < role->replicas; n++) {
-        if (role->pods[n] == NULL) {
-            report_replaced(t, n);
-            made++;
-        } else if (gr_training_has_ended(role->pods[n])) { /* the next look finds its name free */
+        if (gr_training_has_ended(role->pods[n])) { /* the next look finds its name free */
             (void)gr_look_delete(&t->look, role->pods[n]);
         }
-    }
-    if (made > 0) {
-        gr_object_put(t->look.status, REPLACED, json_integer(replaced + made), &t->look.no_memory);
     }
 }

@@ -21,6 +21,18 @@ void gr_look_write(gr_look *l, const char *verb, json_t *object)
                      &l->no_memory);
 }
 
+void gr_look_create(gr_look *l, json_t *object, size_t first_event, const char *counter)
+{
+    json_t *write = json_pack("{s:s, s:o, s:I, s:I, s:s*}", "verb", "create", "object", object,
+                              "first_event", (json_int_t)first_event, "end_event",
+                              (json_int_t)json_array_size(l->result->events), "counter", counter);
+    gr_object_append(l->result->writes, write, &l->no_memory);
+    if (counter != NULL) {
+        gr_object_put(l->status, counter, json_integer(gr_object_int(l->status, counter, 0) + 1),
+                      &l->no_memory);
+    }
+}
+
 bool gr_look_delete(gr_look *l, const json_t *object)
 {
     json_t *metadata = gr_object_at(object, "metadata");

@@ -29,6 +29,9 @@ gr_status gr_look_close(gr_look *l, gr_diag *diag);
 void gr_look_event(gr_look *l, const char *type, const char *reason, const char *message);
 /* Takes the object over. */
 void gr_look_write(gr_look *l, const char *verb, json_t *object);
+/* Creates the object, which is taken over: events from the index `first_event` on are about it;
+ * `counter` (NULL: none) of the status counts it. */
+void gr_look_create(gr_look *l, json_t *object, size_t first_event, const char *counter);
 /* False: it goes already. */
 bool gr_look_delete(gr_look *l, const json_t *object);
 /* The job's own object of that name, NULL if there is none. Another's object is in the way: then

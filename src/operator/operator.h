@@ -60,7 +60,9 @@ typedef struct gr_operator_view {
 typedef struct gr_operator_result {
     /* In this order: {"verb": "create", "update", "status" or "delete", "object": {...}}. An object
      * that is updated is whole, with the resourceVersion that was seen; "status" writes the status
-     * alone. No object is written twice. */
+     * alone. No object is written twice. A creation may have "first_event" and "end_event": events
+     * from that index on, before that index, are told only if it is made; and "counter": the key of
+     * the job's status that counts it. */
     json_t *writes;
     json_t *events;        /* {"type": "Normal" or "Warning", "reason": ..., "message": ...} */
     bool retry;            /* another's object is in the way: look again after a while */

@@ -280,9 +280,10 @@ void gr_training_delete_pod(gr_training *t, const json_t *pod)
     (void)delete_own(t, pod);
 }
 
-int64_t gr_training_may_create(const gr_training *t)
+/* Whether this look may make one more; the others are the next one's. */
+static bool may_create(const gr_training *t)
 {
-    return t->look.view->creates_all ? INT64_MAX : GR_CREATIONS_MAX - t->created;
+    return t->look.view->creates_all || t->created < GR_CREATIONS_MAX;
 }
 
 static void delete_pod_group(gr_training *t)
@@ -639,7 +640,7 @@ static bool keep_object(gr_training *t, const gr_training_role *role, int64_t in
                         const json_t *there, const char *kind,
                         json_t *(*make)(gr_training *, const gr_training_role *, int64_t))
 {
-    if (there != NULL || gr_training_may_create(t) == 0) {
+    if (there != NULL || !may_create(t)) {
         return true;
     }
     t->created++;
@@ -652,13 +653,18 @@ static bool keep_object(gr_training *t, const gr_training_role *role, int64_t in
             return false;
         }
     }
+    size_t first_event = json_array_size(t->look.result->events);
+    const char *counter = strcmp(kind, "Pod") == 0 ? role->counter : NULL;
+    if (counter != NULL && t->kind->report_counted != NULL) {
+        t->kind->report_counted(t, role, index);
+    }
     json_t *object = make(t, role, index);
     if (object != NULL && t->kind->report_created != NULL) {
         t->kind->report_created(t, role, gr_object_text(object, "metadata.name"));
     } else if (object != NULL) {
         report_change(t, "Created", "Create", object);
     }
-    gr_look_write(&t->look, "create", object);
+    gr_look_create(&t->look, object, first_event, counter);
     return true;
 }
 

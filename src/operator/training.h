@@ -24,6 +24,7 @@ typedef struct gr_training_role {
     const char *restart_policy;
     int64_t replicas, port;
     bool is_closed;            /* pods that are missing stay so */
+    const char *counter;       /* of the status, for pods that are made now; NULL: none */
     json_t **pods, **services; /* own ones, `replicas` of each, borrowed; NULL: not there */
     int64_t active, succeeded, failed;
     bool is_new; /* are the counts of those that ended other than in the status that was seen? */
@@ -56,6 +57,7 @@ typedef struct gr_training_kind {
     bool is_strict;       /* limits below 0 and an unknown cleanPodPolicy are errors */
     /* What only this kind has; NULL: nothing. */
     void (*set_defaults)(json_t *spec, bool *no_memory);
+    void (*report_counted)(gr_training *t, const gr_training_role *role, int64_t index);
     void (*check)(gr_problems *p, const json_t *spec, const json_t *specs);
     void (*warn)(gr_training *t);       /* of what a new job has, and nobody heeds */
     void (*keep_first)(gr_training *t); /* objects that no PodGroup holds up */
@@ -104,8 +106,6 @@ const char *gr_training_role_of(const json_t *pod);
 bool gr_training_serves(const gr_training *t, const json_t *pod);
 /* Deletes one pod, unless it goes already. */
 void gr_training_delete_pod(gr_training *t, const json_t *pod);
-/* So many pods and Services this look may still make; the others are the next one's. */
-int64_t gr_training_may_create(const gr_training *t);
 /* By its status. NULL: false. */
 bool gr_training_has_phase(const json_t *pod, const char *phase);
 bool gr_training_has_ended(const json_t *pod);

@@ -161,6 +161,15 @@ static void run(fixture *f)
     }
 }
 
+/* Lists and looks, until nothing moves. */
+static void live(fixture *f)
+{
+    do {
+        show_all(f);
+        run(f);
+    } while (cluster_step(&f->k));
+}
+
 static const char *last_reason(const fixture *f)
 {
     size_t count = json_array_size(f->events);
@@ -295,10 +304,13 @@ static void controller_after_a_failure_awaits_what_is_on_its_way(void **state)
                                           GR_API_REFUSED, status),
                      GR_OK);
     json_decref(status);
-    assert_null(next(&f).verb); /* no Secret: there is room, but the look has failed */
+    assert_null(next(&f).verb); /* no Secret: there is room, but a creation was refused */
     assert_int_equal(json_array_size(f.events), 1);
     assert_true(f.wake_us == INT64_MAX);
     assert_int_equal(carry_out(&f, &config_map), GR_API_OK);
+    gr_controller_action job = next(&f);
+    expect(&job, "status", "MPIJob");
+    assert_int_equal(carry_out(&f, &job), GR_API_OK);
     gr_controller_action again = next(&f), secret = next(&f); /* at once: something has changed */
     expect(&again, "create", "Service");
     expect(&secret, "create", "Secret");
@@ -352,6 +364,44 @@ static void controller_after_failures_waits_longer_each_time(void **state)
     close_fixture(&f);
 }
 
+/* Carries out all there is to do, but refuses to create the object of that name. Returns how many
+ * times it did. */
+static int run_refusing(fixture *f, const char *kind, const char *name)
+{
+    int refused = 0;
+    for (gr_controller_action action; (action = next(f)).verb != NULL;) {
+        if (strcmp(action.verb, "create") == 0 &&
+            strcmp(gr_operator_resources[action.resource].kind, kind) == 0 &&
+            gr_object_is_text(action.object, "metadata.name", name)) {
+            assert_int_equal(gr_controller_answer(f->controller, action.job, action.write, &f->now,
+                                                  GR_API_REFUSED, NULL),
+                             GR_OK);
+            refused++;
+        } else {
+            (void)carry_out(f, &action);
+        }
+    }
+    return refused;
+}
+
+static bool has_event(const fixture *f, const char *message)
+{
+    size_t i;
+    const json_t *event;
+    json_array_foreach(f->events, i, event)
+    {
+        if (gr_object_is_text(event, "message", message)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static const json_t *job_of(const fixture *f, const char *api_version, const char *kind)
+{
+    return cluster_find(&f->k, cluster_resource(api_version, kind), "lab", "train");
+}
+
 static void controller_refused_creation_tells_the_job(void **state)
 {
     (void)state;
@@ -365,12 +415,62 @@ static void controller_refused_creation_tells_the_job(void **state)
                                           GR_API_REFUSED, status),
                      GR_OK);
     json_decref(status);
-    assert_null(next(&f).verb);
+    action = next(&f);
+    expect(&action, "status", "MPIJob"); /* of what else there is to make, nothing */
+    (void)carry_out(&f, &action);
+    const json_t *job = job_of(&f, "kubeflow.org/v2beta1", "MPIJob");
+    assert_non_null(gr_object_text(job, "status.startTime"));
+    assert_true(gr_object_holds(gr_object_at(job, "status.conditions"), "Created"));
+    assert_int_equal(run_refusing(&f, "Service", "train"), 1); /* no status: it is so already */
+    assert_int_equal(f.wake_us - f.now.monotonic_us, 10000);
+    assert_true(has_event(&f, "MPIJob lab/train is created."));
     const json_t *event = json_array_get(f.events, 0);
     assert_string_equal(gr_object_text(event, "reason"), "MPIJobFailed");
     assert_string_equal(gr_object_text(event, "message"),
                         "Service train is not created: exceeded quota: services=0");
     assert_non_null(gr_object_text(event, "involvedObject.uid"));
+    close_fixture(&f);
+}
+
+static void controller_behind_a_refused_creation_deletes_and_tells_what_was_made(void **state)
+{
+    (void)state;
+    fixture f;
+    open_empty(&f);
+    json_t *job = new_training_job("TFJob", "tfReplicaSpecs", "tensorflow");
+    json_t *worker = gr_object_at(job, "spec.tfReplicaSpecs.Worker");
+    json_object_set_new(worker, "restartPolicy", json_string("ExitCode"));
+    submit(&f, job);
+    gr_controller_lead(f.controller, true);
+    show_all(&f);
+    assert_int_equal(run_refusing(&f, "Pod", "train-worker-1"), 2);
+    assert_true(has_event(&f, "Created pod: train-worker-0"));
+    assert_true(has_event(&f, "Created service: train-worker-0"));
+    assert_false(has_event(&f, "Created pod: train-worker-1"));
+    assert_false(has_event(&f, "Created service: train-worker-1"));
+    f.now.monotonic_us = f.wake_us;
+    json_array_clear(f.events);
+    live(&f);
+    assert_true(has_event(&f, "Created pod: train-worker-1"));
+    /* Worker 0 is gone, and its creation is refused; worker 1 has failed and is to go. */
+    size_t pods = cluster_resource("v1", "Pod");
+    json_t *pod = json_deep_copy(cluster_find(&f.k, pods, "lab", "train-worker-0"));
+    json_object_set_new(json_object_get(pod, "metadata"), "resourceVersion", json_string("9000"));
+    assert_int_equal(gr_controller_gone(f.controller, pods, pod), GR_OK);
+    json_decref(pod);
+    pod = json_deep_copy(cluster_find(&f.k, pods, "lab", "train-worker-1"));
+    json_object_set_new(json_object_get(pod, "metadata"), "resourceVersion", json_string("9001"));
+    json_object_set_new(pod, "status",
+                        json_pack("{s:s, s:[{s:s, s:{s:{s:i}}}]}", "phase", "Failed",
+                                  "containerStatuses", "name", "tensorflow", "state", "terminated",
+                                  "exitCode", 137));
+    assert_int_equal(gr_controller_seen(f.controller, pods, pod, false), GR_OK);
+    json_decref(pod);
+    json_array_clear(f.events);
+    assert_true(run_refusing(&f, "Pod", "train-worker-0") > 0);
+    assert_true(has_event(&f, "Deleted pod: train-worker-1"));
+    assert_true(gr_object_holds(
+        gr_object_at(job_of(&f, "kubeflow.org/v1", "TFJob"), "status.conditions"), "Restarting"));
     close_fixture(&f);
 }
 
@@ -509,15 +609,6 @@ static void controller_answer_about_what_a_watch_has_shown_gone_asks_for_a_list(
     close_fixture(&f);
 }
 
-/* Lists and looks, until nothing moves. */
-static void live(fixture *f)
-{
-    do {
-        show_all(f);
-        run(f);
-    } while (cluster_step(&f->k));
-}
-
 /* A native job with one worker. */
 static json_t *new_gradus_job(void)
 {
@@ -545,6 +636,39 @@ static void run_gradus_job(fixture *f, const char *address)
     assert_int_equal(gr_controller_seen(f->controller, pods, pod, false), GR_OK);
     json_decref(pod);
     run(f);
+}
+
+/* One worker of three is lost: that it is replaced counts once another one is made. */
+static void controller_counts_pods_replaced_when_they_are_made(void **state)
+{
+    (void)state;
+    fixture f;
+    json_t *job = new_gradus_job(), *workers = gr_object_at(job, "spec.workers"), *answer = NULL;
+    size_t pods = cluster_resource("v1", "Pod");
+    open_empty(&f);
+    json_object_set_new(workers, "replicas", json_integer(3));
+    json_object_set_new(workers, "minReplicas", json_integer(1));
+    submit(&f, job);
+    gr_controller_lead(f.controller, true);
+    live(&f);
+    const json_t *pod = cluster_find(&f.k, pods, "lab", "train-worker-2");
+    assert_int_equal(cluster_call(&f.k, "delete", pods, pod, &answer), GR_API_OK);
+    json_decref(answer);
+    while (cluster_step(&f.k)) {
+    }
+    assert_null(cluster_find(&f.k, pods, "lab", "train-worker-2"));
+    show_all(&f);
+    for (int i = 0; i < 3; i++) {
+        assert_true(run_refusing(&f, "Pod", "train-worker-2") > 0);
+        job = (json_t *)job_of(&f, "gradus.dev/v1", "GradusJob");
+        assert_true(gr_object_holds(gr_object_at(job, "status.conditions"), "Running"));
+        assert_null(gr_object_at(job, "status.replaced"));
+        f.now.monotonic_us = f.wake_us;
+    }
+    run(&f);
+    job = (json_t *)job_of(&f, "gradus.dev/v1", "GradusJob");
+    assert_int_equal(gr_object_int(job, "status.replaced", 0), 1);
+    close_fixture(&f);
 }
 
 static void tell(fixture *f, const gr_question *question, const char *text)
@@ -829,6 +953,8 @@ int main(void)
         cmocka_unit_test(controller_that_leads_no_more_begins_nothing_beside_what_is_on_its_way),
         cmocka_unit_test(controller_after_failures_waits_longer_each_time),
         cmocka_unit_test(controller_refused_creation_tells_the_job),
+        cmocka_unit_test(controller_behind_a_refused_creation_deletes_and_tells_what_was_made),
+        cmocka_unit_test(controller_counts_pods_replaced_when_they_are_made),
         cmocka_unit_test(controller_object_of_another_in_the_way_is_told_and_retried),
         cmocka_unit_test(controller_with_a_stale_cache_creates_nothing_twice),
         cmocka_unit_test(controller_event_of_the_past_asks_for_a_list),
