@@ -508,10 +508,11 @@ static gr_status end_look(gr_controller *c, gr_controller_job *job, bool has_fai
         due_us = c->now_us + (wait_us < RETRY_MAX_US ? wait_us : RETRY_MAX_US);
     } else {
         job->failures = 0;
-        if (again_after_s > 0) {
-            again_after_s = again_after_s < LOOK_AGAIN_MAX_S ? again_after_s : LOOK_AGAIN_MAX_S;
-            due_us = c->now_us + again_after_s * US_PER_S;
-        }
+    }
+    if (again_after_s > 0) { /* no failure puts a deadline off */
+        again_after_s = again_after_s < LOOK_AGAIN_MAX_S ? again_after_s : LOOK_AGAIN_MAX_S;
+        int64_t limit_us = c->now_us + again_after_s * US_PER_S;
+        due_us = due_us < limit_us ? due_us : limit_us;
     }
     due_us = is_changed || job->is_gone ? c->now_us : due_us;
     return due_us != GR_NEVER ? enqueue(c, job, due_us) : GR_OK;

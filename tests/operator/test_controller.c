@@ -876,6 +876,32 @@ static void controller_job_goes_when_its_time_to_live_is_over(void **state)
     close_fixture(&f);
 }
 
+/* A job that cannot be made is looked at less and less often, but not later than its deadline. */
+static void controller_keeps_a_deadline_through_failures(void **state)
+{
+    (void)state;
+    fixture f;
+    open_empty(&f);
+    json_t *job = new_training_job("TFJob", "tfReplicaSpecs", "tensorflow");
+    json_object_set_new(gr_object_at(job, "spec.runPolicy"), "activeDeadlineSeconds",
+                        json_integer(300));
+    submit(&f, job);
+    gr_controller_lead(f.controller, true);
+    show_all(&f);
+    int64_t begin_us = f.now.monotonic_us, begin_s = f.now.wall_s;
+    do {
+        (void)run_refusing(&f, "Pod", "train-worker-0");
+        assert_true(f.wake_us > f.now.monotonic_us);
+        f.now.monotonic_us = f.wake_us;
+        f.now.wall_s = begin_s + (f.wake_us - begin_us) / 1000000;
+        assert_true(f.now.wall_s <= begin_s + 300);
+    } while (f.now.wall_s < begin_s + 300);
+    (void)run_refusing(&f, "Pod", "train-worker-0");
+    assert_true(gr_object_holds(
+        gr_object_at(job_of(&f, "kubeflow.org/v1", "TFJob"), "status.conditions"), "Failed"));
+    close_fixture(&f);
+}
+
 static void controller_counts_and_tells_metrics(void **state)
 {
     (void)state;
@@ -955,6 +981,7 @@ int main(void)
         cmocka_unit_test(controller_refused_creation_tells_the_job),
         cmocka_unit_test(controller_behind_a_refused_creation_deletes_and_tells_what_was_made),
         cmocka_unit_test(controller_counts_pods_replaced_when_they_are_made),
+        cmocka_unit_test(controller_keeps_a_deadline_through_failures),
         cmocka_unit_test(controller_object_of_another_in_the_way_is_told_and_retried),
         cmocka_unit_test(controller_with_a_stale_cache_creates_nothing_twice),
         cmocka_unit_test(controller_event_of_the_past_asks_for_a_list),
