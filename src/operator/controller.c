@@ -531,7 +531,9 @@ static gr_status complete_look(gr_controller *c, gr_controller_job *job)
                            : status;
 }
 
-static gr_status look(gr_controller *c, gr_controller_job *job, int64_t wall_s, gr_diag *diag)
+/* *has_failed_out: the job cannot be looked at for now, which concerns no other one. */
+static gr_status look(gr_controller *c, gr_controller_job *job, int64_t wall_s,
+                      bool *has_failed_out, gr_diag *diag)
 {
     char now[GR_TIME_BYTES];
     int64_t waited_us = job->due_us != GONE_US ? c->now_us - job->due_us : 0;
@@ -574,8 +576,9 @@ static gr_status look(gr_controller *c, gr_controller_job *job, int64_t wall_s, 
     if (status == GR_OK) {
         status = gr_asking_set(c->asking, &job->asked, job, job->look->result.ask, c->now_us);
     }
+    *has_failed_out = status != GR_OK;
     if (status != GR_OK) {
-        return status;
+        return end_look(c, job, true);
     }
     if (json_array_size(job->look->result.writes) == 0) {
         return complete_look(c, job);
@@ -965,7 +968,7 @@ gr_status gr_controller_next(gr_controller *controller, const gr_controller_time
             if (job->is_gone) {
                 free_job(c, job);
             } else {
-                status = look(c, job, now->wall_s, diag);
+                status = look(c, job, now->wall_s, &action.has_failed, diag);
             }
         }
     }

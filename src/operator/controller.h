@@ -67,6 +67,9 @@ typedef struct gr_controller_action {
     gr_controller_job *job; /* to be answered; NULL: nobody waits */
     size_t write;           /* for the answer: which one of the job */
     int64_t wake_us;        /* without a verb: INT64_MAX, or when to ask again at the latest */
+    /* Without a verb: a job could not be looked at; `diag` says why. It is looked at again, later
+     * each time. */
+    bool has_failed;
 } gr_controller_action;
 
 typedef enum gr_api_answer {

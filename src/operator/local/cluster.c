@@ -209,8 +209,8 @@ static gr_status run_controller(local_cluster *c, int64_t *wake_us_out)
         gr_controller_action action;
         gr_controller_time time = now();
         gr_status status = gr_controller_next(c->controller, &time, &action, c->diag);
-        if (status != GR_OK) {
-            return status;
+        if (status != GR_OK || action.has_failed) { /* the memory is that of this command alone */
+            return status != GR_OK ? status : GR_E_NO_MEMORY;
         }
         if (action.verb != NULL) {
             status = carry_out(c, &action);

@@ -261,6 +261,9 @@ int64_t gr_serve_act(gr_serve *serve)
         gr_controller_action action;
         gr_controller_time now = now_of(serve);
         gr_status status = gr_controller_next(serve->controller, &now, &action, &diag);
+        if (status == GR_OK && action.has_failed) {
+            gr_serve_warn(serve, diag.text);
+        }
         if (status != GR_OK) {
             gr_serve_fail(serve, status, &diag);
         } else if (action.verb == NULL && action.wake_us > now.monotonic_us) {
