@@ -7,18 +7,7 @@
 
 #include "launch/agent/job_folder.h"
 #include "launch/agent/job_message.h"
-
-/* A process that is signalled and waited for by a descriptor, so that its number cannot be another
- * process's by then; where the kernel has none (before 5.3), by its number. */
-typedef struct gr_process {
-    pid_t pid;
-    int fd; /* -1: none */
-} gr_process;
-
-gr_process gr_process_open(pid_t pid);
-void gr_process_close(gr_process *process);
-/* False: it has ended. */
-bool gr_process_signal(const gr_process *process, int signal_number);
+#include "launch/process.h"
 
 /* Becomes the job's launcher: our stdout and stderr are lent to its supervisor, which writes to
  * them from now on. Waits until that has answered, at most 60 s.
