@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "cli/cli.h"
 #include "launch/launch.h"
+#include "launch/process.h"
 #include "launch/signals.h"
 
 #include <errno.h>
@@ -20,7 +21,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -193,20 +193,19 @@ static void become_run(const char *const *words, const char *out, pid_t launcher
 /* Until the run has ended, to which a request to end is passed on. */
 static int wait_for_run(sweep *s, pid_t pid)
 {
-    int status = 0, fd = (int)syscall(SYS_pidfd_open, pid, 0);
+    gr_process run = gr_process_open(pid);
+    int status = 0;
     pid_t ended;
     while ((ended = waitpid(pid, &status, s->signals >= 0 ? WNOHANG : 0)) == 0 ||
            (ended < 0 && errno == EINTR)) {
-        gr_signals_sleep(fd, fd >= 0 ? -1 : POLL_MS);
+        gr_signals_sleep(run.fd, run.fd >= 0 ? -1 : POLL_MS);
         int number = gr_signals_take(s->signals);
         if (number != 0) {
             s->stop_signal = number;
-            (void)kill(pid, SIGTERM);
+            (void)gr_process_signal(&run, SIGTERM);
         }
     }
-    if (fd >= 0) {
-        close(fd);
-    }
+    gr_process_close(&run);
     return ended < 0           ? NOT_STARTED
            : WIFEXITED(status) ? WEXITSTATUS(status)
                                : 128 + WTERMSIG(status);
