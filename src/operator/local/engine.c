@@ -4,16 +4,16 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "launch/environ.h"
+#include "launch/process.h"
 #include "launch/spawn.h"
 #include "operator/local/room.h"
 #include "operator/object.h"
 
-#include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -49,32 +49,25 @@ static pid_t start_quietly(char *const *argv, char *const *environment)
     return start_client(argv, environment, -1);
 }
 
-/* Its exit code. A client that has not ended by then is killed: the engine does not answer. */
-static int wait_for_client(pid_t pid, int64_t until_us)
+/* Its exit code. A client that has not ended in time is killed: the engine does not answer. */
+static int wait_for_client(pid_t pid, int64_t limit_us)
 {
-    enum { LOOK_MS = 5 };
-    int status = 0;
-    pid_t ended = 0;
-    while ((ended = waitpid(pid, &status, WNOHANG)) == 0 || (ended < 0 && errno == EINTR)) {
-        if (gr_now_ns() / 1000 >= until_us) {
-            (void)kill(pid, SIGKILL);
-            until_us = GR_NEVER;
-        }
-        (void)poll(NULL, 0, LOOK_MS);
+    const gr_clock clock = gr_clock_real();
+    gr_process client = gr_process_open(pid);
+    int status;
+    if (!gr_process_wait(&client, gr_clock_deadline_us(&clock, limit_us), &status)) {
+        (void)gr_process_signal(&client, SIGKILL);
+        (void)gr_process_wait(&client, GR_NEVER, &status);
     }
+    gr_process_close(&client);
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-static int64_t after_us(int64_t limit_us)
-{
-    return gr_now_ns() / 1000 + limit_us;
 }
 
 /* Its exit code; 127: there is no such program. */
 static int run_quietly(char *const *argv, char *const *environment, int64_t limit_us)
 {
     pid_t pid = start_quietly(argv, environment);
-    return pid < 0 ? 127 : wait_for_client(pid, after_us(limit_us));
+    return pid < 0 ? 127 : wait_for_client(pid, limit_us);
 }
 
 static char *word(const char *text)
@@ -452,42 +445,25 @@ pid_t gr_engine_remove(const gr_container *container)
     return start_quietly(words, container->environment);
 }
 
-/* The ids of the run's containers, as one text; "": none. */
+/* The ids of the run's containers, as one text; "": none. The client prints to a file in memory,
+ * which nobody need read while it runs. */
 static void list_containers(const char *engine, const char *run, char *const *environment,
                             char text_out[LIST_BYTES])
 {
     char filter[300];
-    int ends[2];
-    size_t size = 0;
-    ssize_t got = 1;
-    const int64_t until_us = after_us(CLIENT_US);
+    ssize_t got = 0;
     snprintf(filter, sizeof filter, "label=" LABEL "=%.200s", run);
     char *const argv[] = {word(engine),     word("ps"), word("--all"), word("--quiet"),
                           word("--filter"), filter,     NULL};
-    text_out[0] = '\0';
-    if (pipe2(ends, O_CLOEXEC) != 0) {
-        return;
-    }
-    pid_t pid = start_client(argv, environment, ends[1]);
-    close(ends[1]);
-    while (pid > 0 && size < LIST_BYTES - 1 && got != 0) {
-        struct pollfd in = {.fd = ends[0], .events = POLLIN};
-        const int64_t left_ms = (until_us - gr_now_ns() / 1000) / 1000;
-        if (left_ms <= 0) {
-            break;
-        }
-        if (poll(&in, 1, (int)left_ms) > 0) {
-            got = read(ends[0], text_out + size, LIST_BYTES - 1 - size);
-            size += got > 0 ? (size_t)got : 0;
-        }
-        if (got < 0 && errno != EINTR) {
-            break;
-        }
-    }
-    text_out[size] = '\0';
-    close(ends[0]);
+    int list = memfd_create("gradus-containers", MFD_CLOEXEC);
+    pid_t pid = list >= 0 ? start_client(argv, environment, list) : -1;
     if (pid > 0) {
-        (void)wait_for_client(pid, until_us);
+        (void)wait_for_client(pid, CLIENT_US);
+        got = pread(list, text_out, LIST_BYTES - 1, 0);
+    }
+    text_out[got > 0 ? got : 0] = '\0';
+    if (list >= 0) {
+        close(list);
     }
 }
 
