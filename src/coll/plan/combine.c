@@ -31,7 +31,7 @@ static gr_operand take(gr_sums *sums, uint32_t block)
     return gr_scratch(sums->first_slot + slot, (int)block);
 }
 
-bool gr_sums_has(const gr_sums *sums, gr_operand operand)
+static bool holds(const gr_sums *sums, gr_operand operand)
 {
     return (operand.space == GR_SPACE_SCRATCH && operand.slot >= sums->first_slot) ||
            (sums->has_spare && same_place(operand, sums->spare));
@@ -41,14 +41,14 @@ void gr_sums_release(gr_sums *sums, gr_operand operand)
 {
     if (sums->has_spare && same_place(operand, sums->spare)) {
         sums->spare_used = false;
-    } else if (gr_sums_has(sums, operand)) {
+    } else if (holds(sums, operand)) {
         sums->taken &= ~(1u << (operand.slot - sums->first_slot));
     }
 }
 
 static bool may_overwrite(const gr_sums *sums, gr_operand operand, bool keeps_own)
 {
-    return gr_sums_has(sums, operand) || (operand.space == GR_SPACE_USER && !keeps_own);
+    return holds(sums, operand) || (operand.space == GR_SPACE_USER && !keeps_own);
 }
 
 gr_operand gr_sums_place(gr_sums *sums, gr_operand a, gr_operand b, uint32_t block, bool keeps_own)
@@ -202,7 +202,7 @@ static gr_operand fetch(combine *c, sum_part from)
 
 static gr_operand add(combine *c, gr_operand a, gr_operand b, bool is_root)
 {
-    bool of_sums = gr_sums_has(&c->sums, a) || gr_sums_has(&c->sums, b);
+    bool of_sums = holds(&c->sums, a) || holds(&c->sums, b);
     /* A sum directly of what two ranks send must not be written over what this rank sends: each of
      * the two would wait until the other has read its own, if the links show the peer's memory. */
     bool copy_root = is_root && c->how->shared && !c->plan->shape.out_of_place && !of_sums;
@@ -265,10 +265,7 @@ void gr_units_combine(const gr_units *units, const gr_combine *how, gr_plan *pla
         gr_plan_copy(plan, how->dst, fetch(&c, root));
     } else if (root.remote) {
         gr_plan_recv(plan, root.remote->rank, how->dst);
-    } else if (!same_place(root.here, how->dst)) {
-        bool is_sum = gr_sums_has(&c.sums, root.here);
-        if (!is_sum) {
-            gr_plan_copy(plan, how->dst, root.here);
-        }
+    } else if (!same_place(root.here, how->dst) && !holds(&c.sums, root.here)) {
+        gr_plan_copy(plan, how->dst, root.here); /* a sum has been put there by add() */
     }
 }

@@ -22,7 +22,6 @@ typedef struct gr_sums {
  * the result, else in a place of its own. */
 gr_operand gr_sums_place(gr_sums *sums, gr_operand a, gr_operand b, uint32_t block, bool keeps_own);
 void gr_sums_release(gr_sums *sums, gr_operand operand); /* others than sums are passed over */
-bool gr_sums_has(const gr_sums *sums, gr_operand operand);
 
 /* ---- Units ----------------------------------------------------------------------------------- */
 /* A whole subtree that one rank holds: as shards that it was assigned, or as a sum made before. */
