@@ -47,8 +47,6 @@ json_t *gr_mpijob_pod_group(gr_mpijob *m);
 /* Returns true if the labels make the pod a worker of this job. *index_out: which one. */
 bool gr_mpijob_is_worker(const gr_mpijob *m, const json_t *pod, int64_t *index_out);
 
-/* For what both roles' containers get. */
-
 /* ---- mpijob_agent.c -------------------------------------------------------------------------- */
 extern const char *const gr_mpijob_launches[];   /* "agent", "ssh"; ends with NULL */
 const char *gr_mpijob_launch(const json_t *job); /* NULL: the job has none */
