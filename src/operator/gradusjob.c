@@ -312,7 +312,7 @@ static void check(gr_problems *p, const json_t *spec, const json_t *specs)
 void gr_gradusjob_add_env(gr_training *t, json_t *container, const char *name, json_t *value)
 {
     const char *text = json_string_value(value);
-    gr_training_add_env(t, container, name, text != NULL ? text : "");
+    gr_parts_add_env(&t->look, container, name, text != NULL ? text : "");
     t->look.no_memory |= value == NULL;
     json_decref(value);
 }
@@ -369,9 +369,9 @@ json_t *gr_gradusjob_addresses(const gr_training *t, const gr_training_role *rol
 static void add_joining(gr_training *t, json_t *container, const gr_training_role *role,
                         int64_t index)
 {
-    gr_training_add_env(t, container, "GRADUS_JOINING", "yes");
-    gr_training_add_env(t, container, "GRADUS_FAILOVER", "yes");
-    gr_training_add_env(t, container, "GRADUS_JOIN_TIMEOUT", "1min");
+    gr_parts_add_env(&t->look, container, "GRADUS_JOINING", "yes");
+    gr_parts_add_env(&t->look, container, "GRADUS_FAILOVER", "yes");
+    gr_parts_add_env(&t->look, container, "GRADUS_JOIN_TIMEOUT", "1min");
     gr_gradusjob_add_env(t, container, "GRADUS_COORDINATOR",
                          gr_gradusjob_addresses(t, role, role->port + 1, ' ', index));
 }
@@ -393,7 +393,7 @@ static void add_meeting(gr_training *t, json_t *container, const gr_training_rol
     if (is_running(t)) {
         add_joining(t, container, role, index);
     } else {
-        gr_training_add_env(t, container, "GRADUS_JOIN_TIMEOUT", GR_GRADUSJOB_JOIN_TIMEOUT);
+        gr_parts_add_env(&t->look, container, "GRADUS_JOIN_TIMEOUT", GR_GRADUSJOB_JOIN_TIMEOUT);
     }
     gr_object_append(gr_object_list(container, "ports", &t->look.no_memory),
                      json_pack("{s:s, s:I}", "name", COORDINATOR_PORT, "containerPort",

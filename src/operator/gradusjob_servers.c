@@ -13,6 +13,7 @@
 
 #include "operator/gradusjob.h"
 #include "operator/object.h"
+#include "operator/parts.h"
 #include "ps/place.h"
 #include "train/job/job.h"
 
@@ -79,7 +80,7 @@ void gr_gradusjob_add_servers(gr_training *t, json_t *container)
     const gr_training_role *role = find_role(t);
     if (role != NULL) {
         add_addresses(t, role, container);
-        gr_training_add_env(t, container, "GRADUS_SERVERS_TIMEOUT", GR_GRADUSJOB_JOIN_TIMEOUT);
+        gr_parts_add_env(&t->look, container, "GRADUS_SERVERS_TIMEOUT", GR_GRADUSJOB_JOIN_TIMEOUT);
     }
 }
 
@@ -123,7 +124,7 @@ void gr_gradusjob_complete_server(gr_training *t, const gr_training_role *role, 
                      no_memory);
     gr_gradusjob_add_secret(t, container);
     if (encrypts) {
-        gr_training_add_env(t, container, "GRADUS_ENCRYPT", "yes");
+        gr_parts_add_env(&t->look, container, "GRADUS_ENCRYPT", "yes");
     }
     json_t *command = json_pack(
         "[s, s, s, o, s, o, s, s, s, s, s, o]", gr_gradusjob_add_program(t, pod_spec, container),

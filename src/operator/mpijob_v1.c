@@ -207,8 +207,8 @@ static void add_init_container(gr_training *t, json_t *pod_spec)
                   image != NULL ? image : GR_KUBECTL_DELIVERY_IMAGE, "imagePullPolicy",
                   "IfNotPresent", "resources", "limits", amounts, "requests", amounts);
     json_decref(amounts);
-    gr_training_add_env(t, container, "TARGET_DIR", "/opt/kube");
-    gr_training_add_env(t, container, "NAMESPACE", t->look.space);
+    gr_parts_add_env(&t->look, container, "TARGET_DIR", "/opt/kube");
+    gr_parts_add_env(&t->look, container, "NAMESPACE", t->look.space);
     gr_parts_add_mount(&t->look, container, "mpi-job-kubectl", "/opt/kube");
     gr_parts_add_mount(&t->look, container, "mpi-job-config", "/etc/mpi");
     gr_object_append(gr_object_list(pod_spec, "initContainers", &t->look.no_memory), container,
@@ -232,15 +232,15 @@ static void complete_launcher(gr_training *t, json_t *pod_spec, json_t *containe
 {
     static const char *const intel[][2] = {{"I_MPI_HYDRA_BOOTSTRAP", "rsh"},
                                            {"I_MPI_HYDRA_BOOTSTRAP_EXEC", "/etc/mpi/kubexec.sh"}};
-    gr_training_add_env(t, container, "OMPI_MCA_plm_rsh_agent", "/etc/mpi/kubexec.sh");
-    gr_training_add_env(t, container, "OMPI_MCA_orte_default_hostfile", "/etc/mpi/hostfile");
+    gr_parts_add_env(&t->look, container, "OMPI_MCA_plm_rsh_agent", "/etc/mpi/kubexec.sh");
+    gr_parts_add_env(&t->look, container, "OMPI_MCA_orte_default_hostfile", "/etc/mpi/hostfile");
     if (!has_gpu_launcher(t)) { /* it computes nothing: GPUs are for the workers */
-        gr_training_add_env(t, container, "NVIDIA_VISIBLE_DEVICES", "");
-        gr_training_add_env(t, container, "NVIDIA_DRIVER_CAPABILITIES", "");
+        gr_parts_add_env(&t->look, container, "NVIDIA_VISIBLE_DEVICES", "");
+        gr_parts_add_env(&t->look, container, "NVIDIA_DRIVER_CAPABILITIES", "");
     }
     for (size_t i = 0; i < sizeof intel / sizeof intel[0]; i++) {
         if (!has_env(container, intel[i][0])) {
-            gr_training_add_env(t, container, intel[i][0], intel[i][1]);
+            gr_parts_add_env(&t->look, container, intel[i][0], intel[i][1]);
         }
     }
     gr_object_append(gr_object_list(pod_spec, "volumes", &t->look.no_memory),

@@ -2,6 +2,7 @@
 #include "operator/progress.h"
 
 #include "operator/object.h"
+#include "operator/parts.h"
 
 #include <arpa/inet.h>
 #include <inttypes.h>
@@ -131,7 +132,7 @@ void gr_job_progress_add_page(gr_training *t, const gr_training_role *role, json
                         : NULL;
     t->look.no_memory |= where == NULL;
     if (where != NULL && t->look.view->asks_progress) {
-        gr_training_add_env(t, container, "GRADUS_PROGRESS_PAGE", json_string_value(where));
+        gr_parts_add_env(&t->look, container, "GRADUS_PROGRESS_PAGE", json_string_value(where));
     }
     json_decref(where);
     json_decref(path);

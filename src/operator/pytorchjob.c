@@ -5,6 +5,7 @@
 
 #include "base/text.h"
 #include "operator/object.h"
+#include "operator/parts.h"
 #include "operator/pod_group.h"
 #include "operator/training.h"
 
@@ -76,7 +77,7 @@ static void add_env_of(gr_training *t, json_t *container, const char *name, cons
     char number[32];
     const char *text = text_of(json_object_get(map, key), number);
     if (text != NULL) {
-        gr_training_add_env(t, container, name, text);
+        gr_parts_add_env(&t->look, container, name, text);
     }
 }
 
@@ -84,7 +85,7 @@ static void add_env_int(gr_training *t, json_t *container, const char *name, int
 {
     char text[32];
     snprintf(text, sizeof text, "%" PRId64, value);
-    gr_training_add_env(t, container, name, text);
+    gr_parts_add_env(&t->look, container, name, text);
 }
 
 /* The ranks of a pod: what strconv.Atoi of training-operator makes of nprocPerNode, also 0 and
@@ -105,8 +106,8 @@ static void add_master_env(gr_training *t, json_t *container, const gr_training_
     snprintf(address, sizeof address, "%s-master-0", t->look.name);
     add_env_int(t, container, "MASTER_PORT", master->port);
     add_env_int(t, container, "PET_MASTER_PORT", master->port);
-    gr_training_add_env(t, container, "MASTER_ADDR", address);
-    gr_training_add_env(t, container, "PET_MASTER_ADDR", address);
+    gr_parts_add_env(&t->look, container, "MASTER_ADDR", address);
+    gr_parts_add_env(&t->look, container, "PET_MASTER_ADDR", address);
     add_env_int(t, container, "WORLD_SIZE",
                 (int64_t)((uint64_t)t->replicas * (uint64_t)ranks)); /* wraps, as Go's int does */
     add_env_int(t, container, "RANK", rank);
@@ -141,23 +142,23 @@ static void add_elastic_env(gr_training *t, json_t *container, const json_t *pol
     int64_t port = gr_object_int(policy, "rdzvPort", gr_training_find_role(t, "Worker")->port);
     snprintf(text, sizeof text, "%.*s%s:%" PRId64, gr_text_fit(name, HOST_BYTES_MAX), name,
              host != NULL ? "" : "-worker-0", port);
-    gr_training_add_env(t, container, "PET_RDZV_ENDPOINT", text);
-    gr_training_add_env(t, container, "PET_RDZV_BACKEND", backend != NULL ? backend : "c10d");
+    gr_parts_add_env(&t->look, container, "PET_RDZV_ENDPOINT", text);
+    gr_parts_add_env(&t->look, container, "PET_RDZV_BACKEND", backend != NULL ? backend : "c10d");
     snprintf(text, sizeof text, "%" PRId64 ":%" PRId64, gr_object_int(policy, "minReplicas", 0),
              gr_object_int(policy, "maxReplicas", 0));
-    gr_training_add_env(t, container, "PET_NNODES", text);
+    gr_parts_add_env(&t->look, container, "PET_NNODES", text);
     add_env_of(t, container, "PET_MAX_RESTARTS", policy, "maxRestarts");
     add_env_of(t, container, "PET_NPROC_PER_NODE", policy, "nProcPerNode");
     add_env_of(t, container, "PET_RDZV_ID", policy, "rdzvId");
     json_t *list = json_object_get(policy, "rdzvConf");
     if (json_array_size(list) > 0) {
         json_t *conf = join_conf(list);
-        gr_training_add_env(t, container, "PET_RDZV_CONF", conf ? json_string_value(conf) : "");
+        gr_parts_add_env(&t->look, container, "PET_RDZV_CONF", conf ? json_string_value(conf) : "");
         t->look.no_memory |= conf == NULL;
         json_decref(conf);
     }
     if (gr_object_true(policy, "standalone")) {
-        gr_training_add_env(t, container, "PET_STANDALONE", "");
+        gr_parts_add_env(&t->look, container, "PET_STANDALONE", "");
     }
 }
 
@@ -191,7 +192,7 @@ static void complete_pod(gr_training *t, const gr_training_role *role, int64_t i
     bool has_master = gr_training_find_role(t, "Master") != NULL;
     json_array_foreach(json_object_get(pod_spec, "containers"), i, container)
     {
-        gr_training_add_env(t, container, "PYTHONUNBUFFERED", "1");
+        gr_parts_add_env(&t->look, container, "PYTHONUNBUFFERED", "1");
         if (has_master) {
             add_master_env(t, container, role, index);
         }

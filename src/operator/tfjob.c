@@ -4,6 +4,7 @@
 
 #include "base/text.h"
 #include "operator/object.h"
+#include "operator/parts.h"
 #include "operator/training.h"
 
 #include <inttypes.h>
@@ -100,7 +101,7 @@ static void complete_pod(gr_training *t, const gr_training_role *role, int64_t i
     t->look.no_memory |= text == NULL;
     json_t *container = gr_training_find_container(pod_spec, t->kind->container);
     if (container != NULL) {
-        gr_training_add_env(t, container, "TF_CONFIG", text != NULL ? text : "");
+        gr_parts_add_env(&t->look, container, "TF_CONFIG", text != NULL ? text : "");
     }
     free(text);
     json_decref(config);

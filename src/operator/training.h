@@ -137,6 +137,5 @@ json_t *gr_training_pod_group(gr_training *t, const char *queue);
 json_t *gr_training_selector(gr_training *t, const gr_training_role *role);
 /* The container of that name in a pod's spec; NULL: there is none. */
 json_t *gr_training_find_container(const json_t *pod_spec, const char *name);
-void gr_training_add_env(gr_training *t, json_t *container, const char *name, const char *value);
 
 #endif

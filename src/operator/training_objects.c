@@ -32,11 +32,6 @@ json_t *gr_training_selector(gr_training *t, const gr_training_role *role)
         t->look.name, t->kind->operator_name, role->label);
 }
 
-void gr_training_add_env(gr_training *t, json_t *container, const char *name, const char *value)
-{
-    gr_parts_add_env(&t->look, container, name, value);
-}
-
 /* The pod that stands for the job: the chief, master or launcher, or else the first worker. */
 static bool is_master(const gr_training *t, const gr_training_role *role, int64_t index)
 {
