@@ -34,7 +34,7 @@ Max = ReduceOp("Max", "max")
 Product = ReduceOp("Product", "product")
 
 _UNNAMED = 16  # so many tensors without a name are under way at a time; more wait
-_next_handle = itertools.count()
+_handles_made = 0
 _lock = threading.Lock()
 
 
@@ -100,7 +100,10 @@ def submit(request: Request, process_set: ProcessSet, wake: bool) -> Any:
     engine.submit(request, wake)
     if not wake:
         return engine.wait(request)
-    handle = next(_next_handle)
+    global _handles_made
+    with _lock:
+        handle = _handles_made
+        _handles_made += 1
     _handles[handle] = (engine, request)
     return handle
 
@@ -112,8 +115,8 @@ def poll(handle: Handle) -> bool:
 
 def synchronize(handle: Handle) -> Any:
     """Waits, and returns what the form without _async returns; None a second time."""
-    if isinstance(handle, int) and handle not in _handles and handle not in _ended \
-            and 0 <= handle < next(_next_handle):
+    if isinstance(handle, int) and 0 <= handle < _handles_made and \
+            handle not in _handles and handle not in _ended:
         return None
     engine, request = _entry(handle)
     try:
