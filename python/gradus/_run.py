@@ -18,7 +18,8 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 
 from . import _process
 from ._place import Place, make_name, sentence_of
-from .errors import Error, InvalidError, Status, TimeoutError
+from .errors import (AbortedError, BrokenError, CancelledError, Error, InvalidError, PeerLostError,
+                     TimeoutError)
 
 try:
     import cloudpickle as _pickler
@@ -26,8 +27,7 @@ except ImportError:
     _pickler = pickle
 
 # What follows from another rank's failure, and is not its cause.
-FOLLOWS = ("PeerLostError", "BrokenError", "AbortedError")
-_FOLLOWING = (Status.PEER_LOST, Status.COMM_BROKEN, Status.ABORTED, Status.CANCELLED)
+FOLLOWING = (PeerLostError, BrokenError, AbortedError, CancelledError)
 
 _KEY = "_GRADUS_RESULT_KEY"  # what a result from another host begins with, or it is none
 # What programs of Horovod read, and the variables of `gradus run` that say the same.
@@ -361,7 +361,7 @@ def _write(path: pathlib.Path, data: bytes) -> None:
 def _follows(error: Optional[BaseException]) -> bool:
     """Whether another rank's failure is among its causes: that of a HorovodInternalError is."""
     while error is not None:
-        if isinstance(error, Error) and error.status in _FOLLOWING:
+        if isinstance(error, FOLLOWING):
             return True
         error = error.__cause__
     return False

@@ -13,7 +13,7 @@ import textwrap
 import types
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Sequence, Set, Union
 
-from ._run import FOLLOWS
+from ._run import FOLLOWING
 from .errors import InvalidError
 
 _WORD_BYTES = 128 << 10  # Linux takes no longer word on a command line
@@ -30,7 +30,7 @@ try:
     names[{name!r}](**json.loads({parameters!r}))
 except Exception as error:
     traceback.print_exception(type(error), error, error.__traceback__.tb_next)
-    while error and type(error).__name__ not in {follows!r}:
+    while error and str(type(error)) not in {follows!r}:
         error = error.__cause__
     sys.exit(76 if error else 1)
 """
@@ -118,7 +118,7 @@ def program_of(fn: Callable[..., Any], parameters: Mapping[str, Any]) -> str:
     texts = ", ".join(f"{json.dumps(key)}: {_json(key, value)}" for key, value in
                       parameters.items())
     return _PROGRAM.format(source=source, file=f"<{name}>", name=name, parameters=f"{{{texts}}}",
-                           follows=FOLLOWS,
+                           follows=[str(one) for one in FOLLOWING],
                            flag=__future__.annotations.compiler_flag)
 
 
