@@ -355,17 +355,26 @@ def test_communicator_whose_renewal_is_refused_keeps_its_callbacks(ranks):
 def test_communicator_calls_back_though_another_thread_looked_before_the_end(ranks):
     lines = ranks(2, '''
         import threading
-        import time
         import gradus
         comm = gradus.Communicator()
         if comm.rank == 0:
-            told = threading.Event()
+            told, refused = threading.Event(), threading.Event()
             future = comm.recv_start(bytearray(1), 1)
-            future.add_done_callback(lambda _: told.set())
+            advance = future._advance
+
+            def look(timeout_s):
+                looked = advance(timeout_s)
+                if not looked:
+                    refused.set()
+                return looked
+
+            future._advance = look
             future._lock.acquire()  # as a thread that has just seen that it is not over
+            future.add_done_callback(lambda _: told.set())
             comm.send(b"x", 1)
             comm.recv(bytearray(1), 1, 1)
-            time.sleep(0.1)  # until the thread of callbacks has found the lock taken
+            refused.clear()
+            refused.wait(30)  # the thread of callbacks finds the lock taken, and it is over
             future._lock.release()
             print(told.wait(30))
         else:
