@@ -381,28 +381,40 @@ static void cause_rank_failed_for_want_of_a_server_is_the_server(void **state)
     assert_int_equal(cause_of(1 << 8, true), GR_REASON_AGENT_LOST);
 }
 
+static void decide_all(gr_scheduler *schedule, const gr_scheduler_event *events, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        (void)gr_scheduler_decide(schedule, &events[i]);
+    }
+}
+
+/* Two workers on one host have been started. */
+static void begin_pair(gr_scheduler *schedule, const gr_scheduler_config *config, gr_arena *arena)
+{
+    static const gr_scheduler_event events[] = {{.kind = GR_EVENT_BEGIN},
+                                                {.kind = GR_EVENT_AGENT_READY, .host = 0},
+                                                {.kind = GR_EVENT_WORKER_STARTED, .slot = 0},
+                                                {.kind = GR_EVENT_WORKER_STARTED, .slot = 1}};
+    gr_arena_init(arena, 1 << 20);
+    assert_int_equal(gr_scheduler_init(schedule, config, NULL, arena, NULL), GR_OK);
+    assert_int_equal(gr_scheduler_add(schedule, 2, 2, false), 0);
+    decide_all(schedule, events, sizeof events / sizeof events[0]);
+}
+
 /* Rank 0 of two fails, and the other is told to end. Which rank is the cause if that has ended with
  * this wait status, before or after it was killed. */
 static int root_of(int wait_status, bool killed)
 {
     gr_arena arena;
     gr_scheduler schedule;
-    gr_scheduler_config config = job_of(2, 0, 2, 1, 2);
-    gr_arena_init(&arena, 1 << 20);
-    assert_int_equal(gr_scheduler_init(&schedule, &config, NULL, &arena, NULL), GR_OK);
-    assert_int_equal(gr_scheduler_add(&schedule, 2, 2, false), 0);
+    const gr_scheduler_config config = job_of(2, 0, 2, 1, 2);
+    begin_pair(&schedule, &config, &arena);
     const gr_scheduler_event events[] = {
-        {.kind = GR_EVENT_BEGIN},
-        {.kind = GR_EVENT_AGENT_READY, .host = 0},
-        {.kind = GR_EVENT_WORKER_STARTED, .slot = 0},
-        {.kind = GR_EVENT_WORKER_STARTED, .slot = 1},
         {.kind = GR_EVENT_WORKER_ENDED, .slot = 0, .value = 11 << 8},
         {.kind = GR_EVENT_TIMER, .value = GR_TIMER_PHASE}, /* it has settled */
         {.kind = GR_EVENT_TIMER, .value = killed ? GR_TIMER_PHASE : GR_TIMER_JOIN},
         {.kind = GR_EVENT_WORKER_ENDED, .slot = 1, .value = wait_status}};
-    for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {
-        (void)gr_scheduler_decide(&schedule, &events[i]);
-    }
+    decide_all(&schedule, events, sizeof events / sizeof events[0]);
     assert_int_equal(schedule.told, killed ? SIGKILL : SIGTERM);
     int root = gr_root_cause_root(schedule.ends, 2);
     gr_arena_fini(&arena);
@@ -427,14 +439,8 @@ static gr_scheduler_reason end_of(bool left_is_done, bool elastic, bool over, in
     gr_scheduler schedule;
     gr_scheduler_config config = job_of(2, elastic ? 1 : 0, 2, 1, 2);
     config.left_is_done = left_is_done;
-    gr_arena_init(&arena, 1 << 20);
-    assert_int_equal(gr_scheduler_init(&schedule, &config, NULL, &arena, NULL), GR_OK);
-    assert_int_equal(gr_scheduler_add(&schedule, 2, 2, false), 0);
+    begin_pair(&schedule, &config, &arena);
     const gr_scheduler_event events[] = {
-        {.kind = GR_EVENT_BEGIN},
-        {.kind = GR_EVENT_AGENT_READY, .host = 0},
-        {.kind = GR_EVENT_WORKER_STARTED, .slot = 0},
-        {.kind = GR_EVENT_WORKER_STARTED, .slot = 1},
         {.kind = GR_EVENT_MEMBER, .slot = 0, .value = GR_MEMBER_JOINED, .flag = true},
         {.kind = GR_EVENT_MEMBER, .slot = 1, .value = GR_MEMBER_JOINED, .flag = true},
         {.kind = GR_EVENT_GROUP, .value = 2, .flag = true},
@@ -442,9 +448,7 @@ static gr_scheduler_reason end_of(bool left_is_done, bool elastic, bool over, in
         {.kind = GR_EVENT_GROUP, .value = 2, .flag = true, .over = over},
         {.kind = GR_EVENT_WORKER_ENDED, .slot = 0, .value = first},
         {.kind = GR_EVENT_WORKER_ENDED, .slot = 1, .value = SIGKILL}};
-    for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {
-        (void)gr_scheduler_decide(&schedule, &events[i]);
-    }
+    decide_all(&schedule, events, sizeof events / sizeof events[0]);
     gr_scheduler_reason reason = schedule.reason;
     gr_arena_fini(&arena);
     return reason;

@@ -93,7 +93,8 @@ static void close_one(uv_handle_t *handle, void *arg)
     }
 }
 
-static void close_world(world *w)
+/* It has lost its launcher, and its time is over: each has been told once. */
+static void close_expired_world(world *w)
 {
     char path[64];
     gr_supervisor_stop(w->supervisor);
@@ -108,6 +109,8 @@ static void close_world(world *w)
     gr_supervisor_destroy(w->supervisor);
     snprintf(path, sizeof path, "rm -r '%s'", w->runtime);
     assert_int_equal(system(path), 0);
+    assert_int_equal(w->left, 1);
+    assert_int_equal(w->expired, 1);
 }
 
 static void supervisor_launcher_that_is_killed_expires(void **state)
@@ -117,9 +120,7 @@ static void supervisor_launcher_that_is_killed_expires(void **state)
     open_world(&w);
     close(w.launcher_fd);
     (void)uv_run(&w.loop, UV_RUN_DEFAULT);
-    close_world(&w);
-    assert_int_equal(w.left, 1);
-    assert_int_equal(w.expired, 1);
+    close_expired_world(&w);
 }
 
 static void supervisor_launcher_that_is_dropped_expires(void **state)
@@ -130,9 +131,7 @@ static void supervisor_launcher_that_is_dropped_expires(void **state)
     assert_int_equal(write(w.broken_fds[1], "x", 1), 1);
     (void)uv_run(&w.loop, UV_RUN_DEFAULT);
     close(w.launcher_fd);
-    close_world(&w);
-    assert_int_equal(w.left, 1);
-    assert_int_equal(w.expired, 1);
+    close_expired_world(&w);
 }
 
 /* Both in one turn of the loop, its output first. */
@@ -144,9 +143,7 @@ static void supervisor_launcher_that_is_killed_while_dropped_expires(void **stat
     assert_int_equal(write(w.broken_fds[1], "x", 1), 1);
     close(w.launcher_fd);
     (void)uv_run(&w.loop, UV_RUN_DEFAULT);
-    close_world(&w);
-    assert_int_equal(w.left, 1);
-    assert_int_equal(w.expired, 1);
+    close_expired_world(&w);
 }
 
 static void supervisor_launcher_that_is_dropped_once_more_expires(void **state)
@@ -161,9 +158,7 @@ static void supervisor_launcher_that_is_dropped_once_more_expires(void **state)
     assert_true(gr_supervisor_drop_launcher(w.supervisor, true));
     assert_true(gr_supervisor_drop_launcher(w.supervisor, false));
     (void)uv_run(&w.loop, UV_RUN_DEFAULT);
-    close_world(&w);
-    assert_int_equal(w.left, 1);
-    assert_int_equal(w.expired, 1);
+    close_expired_world(&w);
 }
 
 int main(void)

@@ -222,6 +222,19 @@ int support_train_member(int rank, gr_comm *comm, void *arg)
     _exit(status == GR_OK ? 0 : 1);
 }
 
+gr_status support_read_end(const char *folder, int rank, char sentence_out[SUPPORT_SENTENCE_BYTES])
+{
+    char path[SUPPORT_PATH_BYTES + 32];
+    int status = 0;
+    snprintf(path, sizeof path, "%s/rank.%d", folder, rank);
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    assert_int_equal(fscanf(file, "%d ", &status), 1);
+    assert_non_null(fgets(sentence_out, SUPPORT_SENTENCE_BYTES, file));
+    fclose(file);
+    return (gr_status)status;
+}
+
 json_t *support_end_value(const char *folder, const char *key)
 {
     char path[SUPPORT_PATH_BYTES + 32];

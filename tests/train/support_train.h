@@ -10,7 +10,7 @@
 
 #include <jansson.h>
 
-enum { SUPPORT_PATH_BYTES = 256, SUPPORT_SHA_BYTES = 65 };
+enum { SUPPORT_PATH_BYTES = 256, SUPPORT_SHA_BYTES = 65, SUPPORT_SENTENCE_BYTES = 600 };
 
 typedef struct support_job {
     const char *model;        /* the list under `model:`, indented by two; NULL: a small MLP */
@@ -52,6 +52,8 @@ extern const gr_train_options support_quiet; /* no report */
 /* A support_member: trains <folder>/job.yaml (`arg`: the folder), and leaves status and sentence of
  * this rank in <folder>/rank.<rank>. */
 int support_train_member(int rank, gr_comm *comm, void *arg);
+/* Reads them. The status is returned. */
+gr_status support_read_end(const char *folder, int rank, char sentence_out[SUPPORT_SENTENCE_BYTES]);
 
 /* The value of a key in the last line of <folder>/out/metrics.jsonl; a new reference. */
 json_t *support_end_value(const char *folder, const char *key);

@@ -411,10 +411,10 @@ static void same_bits_in_other_settings(void **state)
 static void a_nan_is_told_of_with_its_step(void **state)
 {
     (void)state;
-    char first[600] = "";
+    char first[SUPPORT_SENTENCE_BYTES] = "";
     for (int workers = 1; workers <= 3; workers++) {
-        char folder[SUPPORT_PATH_BYTES], text[600], path[SUPPORT_PATH_BYTES + 32];
-        int codes[3] = {0}, status = 0;
+        char folder[SUPPORT_PATH_BYTES], text[SUPPORT_SENTENCE_BYTES];
+        int codes[3] = {0};
         support_folder(folder);
         support_job job = {.model = "  - flatten\n  - linear: 32\n  - linear: 10\n",
                            .shards = 4,
@@ -426,13 +426,7 @@ static void a_nan_is_told_of_with_its_step(void **state)
         support_group(workers, "shm", support_train_member, folder, codes);
         for (int rank = 0; rank < workers; rank++) {
             assert_int_equal(codes[rank], 1);
-            snprintf(path, sizeof path, "%s/rank.%d", folder, rank);
-            FILE *file = fopen(path, "r");
-            assert_non_null(file);
-            assert_int_equal(fscanf(file, "%d ", &status), 1);
-            assert_non_null(fgets(text, sizeof text, file));
-            fclose(file);
-            assert_int_equal(status, GR_E_NOT_FINITE);
+            assert_int_equal(support_read_end(folder, rank, text), GR_E_NOT_FINITE);
             char *who = strstr(text, " on rank "), *shard = strstr(text, " (shard ");
             assert_true(who != NULL && shard != NULL && who < shard);
             memmove(who, shard, strlen(shard) + 1); /* the shard has another rank each time */

@@ -45,8 +45,8 @@ static void not_finite_step_of_which_a_worker_dies_ends_the_job(void **state)
                              .steps = 100,
                              .global_batch = 64,
                              .optimizer = "  kind: sgd\n  learning_rate: 1e6\n"};
-    char folder[SUPPORT_PATH_BYTES], path[SUPPORT_PATH_BYTES + 32], text[600] = "";
-    int codes[WORKERS] = {0}, status = 0;
+    char folder[SUPPORT_PATH_BYTES], text[SUPPORT_SENTENCE_BYTES];
+    int codes[WORKERS] = {0};
     setenv("GRADUS_MIN_WORKERS", "2", 1);
     support_folder(folder);
     support_write(folder, &job);
@@ -54,13 +54,7 @@ static void not_finite_step_of_which_a_worker_dies_ends_the_job(void **state)
     assert_int_equal(codes[DYING], 128 + SIGKILL);
     for (int rank = 0; rank < WORKERS; rank += 2) {
         assert_int_equal(codes[rank], 1);
-        snprintf(path, sizeof path, "%s/rank.%d", folder, rank);
-        FILE *file = fopen(path, "r");
-        assert_non_null(file);
-        assert_int_equal(fscanf(file, "%d ", &status), 1);
-        assert_non_null(fgets(text, sizeof text, file));
-        fclose(file);
-        assert_int_equal(status, GR_E_NOT_FINITE);
+        assert_int_equal(support_read_end(folder, rank, text), GR_E_NOT_FINITE);
         if (strstr(text, "and a rank was lost before it was known where first") == NULL) {
             fail_msg("rank %d: %s", rank, text);
         }

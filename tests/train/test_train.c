@@ -228,24 +228,13 @@ static void inexact_runs_agree(void **state)
 
 /* ---- NaN ------------------------------------------------------------------------------------- */
 
-static void read_sentence(const char *folder, int rank, int *status_out, char *text_out,
-                          size_t size)
-{
-    char path[SUPPORT_PATH_BYTES + 32];
-    snprintf(path, sizeof path, "%s/rank.%d", folder, rank);
-    FILE *file = fopen(path, "r");
-    assert_non_null(file);
-    assert_int_equal(fscanf(file, "%d ", status_out), 1);
-    assert_non_null(fgets(text_out, (int)size, file));
-    fclose(file);
-}
-
 static void all_ranks_name_the_nan(void **state)
 {
     (void)state;
     for (int workers = 1; workers <= 3; workers++) {
-        char folder[SUPPORT_PATH_BYTES], first[600], text[600];
-        int codes[WORKERS_MAX] = {0}, status = 0;
+        char folder[SUPPORT_PATH_BYTES], first[SUPPORT_SENTENCE_BYTES],
+            text[SUPPORT_SENTENCE_BYTES];
+        int codes[WORKERS_MAX] = {0};
         support_folder(folder);
         /* Without a relu that could die, the weights of two layers drive each other up. */
         support_job job = {.model = "  - flatten\n  - linear: 32\n  - linear: 10\n",
@@ -257,8 +246,8 @@ static void all_ranks_name_the_nan(void **state)
         support_group(workers, "shm", support_train_member, folder, codes);
         for (int rank = 0; rank < workers; rank++) {
             assert_int_equal(codes[rank], 1);
-            read_sentence(folder, rank, &status, rank == 0 ? first : text, sizeof text);
-            assert_int_equal(status, GR_E_NOT_FINITE);
+            assert_int_equal(support_read_end(folder, rank, rank == 0 ? first : text),
+                             GR_E_NOT_FINITE);
             assert_string_equal(first, rank == 0 ? first : text);
         }
         assert_non_null(strstr(first, "step "));
@@ -313,8 +302,8 @@ static void the_right_shard_is_named(void **state)
         gr_shard_range(CROOKED_SHARDS, 3, rank, &first, &count);
         owner = shard >= first && shard < first + count ? rank : owner;
     }
-    char folder[SUPPORT_PATH_BYTES], text[600], wanted[200];
-    int codes[WORKERS_MAX] = {0}, status = 0;
+    char folder[SUPPORT_PATH_BYTES], text[SUPPORT_SENTENCE_BYTES], wanted[200];
+    int codes[WORKERS_MAX] = {0};
     support_folder(folder);
     write_crooked(folder);
     support_group(3, "shm", support_train_member, folder, codes);
@@ -323,8 +312,7 @@ static void the_right_shard_is_named(void **state)
         "in the output of layer \"first\" on rank %d (shard %d); lower the learning rate (0.5)",
         owner, shard);
     for (int rank = 0; rank < 3; rank++) {
-        read_sentence(folder, rank, &status, text, sizeof text);
-        assert_int_equal(status, GR_E_NOT_FINITE);
+        assert_int_equal(support_read_end(folder, rank, text), GR_E_NOT_FINITE);
         assert_memory_equal(text, "step 1: the loss became ", 24);
         if (strstr(text, wanted) == NULL) {
             fail_msg("\"%s\" does not say \"%s\"", text, wanted);
