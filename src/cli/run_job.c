@@ -141,18 +141,20 @@ static gr_status place_workers(const gr_cli_run *run, const gr_job *job, gr_topo
                                gr_diag *diag)
 {
     gr_host_list hosts = run->hosts;
-    uint64_t *host_ids = calloc((size_t)job->workers, sizeof *host_ids);
     *topology_out = NULL;
-    gr_status status = host_ids != NULL ? GR_OK : GR_E_NO_MEMORY;
-    if (status == GR_OK && hosts.count > 1) {
-        status = gr_host_list_deal(&hosts, job->workers, diag);
-        for (int i = 0; status == GR_OK && i < hosts.count; i++) {
-            for (int k = 0; k < hosts.at[i].workers; k++) {
-                host_ids[hosts.at[i].first + k] = (uint64_t)i;
-            }
+    if (hosts.count < 2) {
+        return GR_OK;
+    }
+    uint64_t *host_ids = calloc((size_t)job->workers, sizeof *host_ids);
+    gr_status status =
+        host_ids != NULL ? gr_host_list_deal(&hosts, job->workers, diag) : GR_E_NO_MEMORY;
+    for (int i = 0; status == GR_OK && i < hosts.count; i++) {
+        for (int k = 0; k < hosts.at[i].workers; k++) {
+            host_ids[hosts.at[i].first + k] = (uint64_t)i;
         }
-        status =
-            status == GR_OK ? gr_topology_create(host_ids, job->workers, topology_out) : status;
+    }
+    if (status == GR_OK) {
+        status = gr_topology_create(host_ids, job->workers, topology_out);
     }
     free(host_ids);
     return status == GR_E_NO_MEMORY
