@@ -214,7 +214,13 @@ done < /etc/mpi/hostfile
                                  "code 3")]
 
 
-def test_mpi_v1_launcher_reaches_workers_by_kubectl(contained):
+def test_mpi_v1_launcher_reaches_workers_by_kubectl(contained, tmp_path):
+    """Also where the engine takes its time: a worker runs when its container does."""
+    engine = tmp_path / "podman"
+    engine.write_text('#!/bin/sh\ncase "$*" in *"--hostname train-worker-1 "*) sleep 3;; esac\n'
+                      f'exec {shutil.which("podman")} "$@"\n')
+    engine.chmod(0o755)
+    contained.settings["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
     launcher = "/opt/kube/kubectl exec train-worker-1 -- cat /proc/sys/kernel/hostname"
     done = run(contained, job_of("MPIJob", {"Launcher": role("MPIJob", launcher),
                                          "Worker": role("MPIJob", ENDLESS, 2)}, V1))

@@ -49,6 +49,27 @@ static pid_t start_quietly(char *const *argv, char *const *environment)
     return start_client(argv, environment, -1);
 }
 
+/* What it prints goes to a file in memory, which nobody need read while it runs. Returns its id and
+ * the file; -1: nothing was started. */
+static pid_t start_asking(char *const *argv, char *const *environment, int *answer_out)
+{
+    int answer = memfd_create("gradus-answer", MFD_CLOEXEC);
+    pid_t pid = answer >= 0 ? start_client(argv, environment, answer) : -1;
+    if (pid < 0 && answer >= 0) {
+        close(answer);
+    }
+    *answer_out = answer;
+    return pid;
+}
+
+/* The text of a client that has ended. Closes the file. */
+static void take_answer(int answer, char *text_out, size_t bytes)
+{
+    ssize_t got = pread(answer, text_out, bytes - 1, 0);
+    text_out[got > 0 ? got : 0] = '\0';
+    close(answer);
+}
+
 /* Its exit code. A client that has not ended in time is killed: the engine does not answer. */
 static int wait_for_client(pid_t pid, int64_t limit_us)
 {
@@ -425,6 +446,25 @@ char **gr_engine_exec(const gr_container *container, char *const *argv)
     return words;
 }
 
+pid_t gr_engine_ask(const gr_container *container, int *answer_out)
+{
+    char *const argv[] = {word(container->engine),
+                          word("container"),
+                          word("inspect"),
+                          word("--format"),
+                          word("{{.State.Running}}"),
+                          word(container->contained),
+                          NULL};
+    return start_asking(argv, container->environment, answer_out);
+}
+
+bool gr_engine_says_so(int answer)
+{
+    char text[8];
+    take_answer(answer, text, sizeof text);
+    return strcmp(text, "true\n") == 0;
+}
+
 /* ---- The end --------------------------------------------------------------------------------- */
 /* The client's words that remove containers at once. */
 static size_t begin_removal(const char *engine, char *words_out[4])
@@ -445,25 +485,20 @@ pid_t gr_engine_remove(const gr_container *container)
     return start_quietly(words, container->environment);
 }
 
-/* The ids of the run's containers, as one text; "": none. The client prints to a file in memory,
- * which nobody need read while it runs. */
+/* The ids of the run's containers, as one text; "": none. */
 static void list_containers(const char *engine, const char *run, char *const *environment,
                             char text_out[LIST_BYTES])
 {
     char filter[300];
-    ssize_t got = 0;
+    int answer;
     snprintf(filter, sizeof filter, "label=" LABEL "=%.200s", run);
     char *const argv[] = {word(engine),     word("ps"), word("--all"), word("--quiet"),
                           word("--filter"), filter,     NULL};
-    int list = memfd_create("gradus-containers", MFD_CLOEXEC);
-    pid_t pid = list >= 0 ? start_client(argv, environment, list) : -1;
+    pid_t pid = start_asking(argv, environment, &answer);
+    text_out[0] = '\0';
     if (pid > 0) {
         (void)wait_for_client(pid, CLIENT_US);
-        got = pread(list, text_out, LIST_BYTES - 1, 0);
-    }
-    text_out[got > 0 ? got : 0] = '\0';
-    if (list >= 0) {
-        close(list);
+        take_answer(answer, text_out, LIST_BYTES);
     }
 }
 

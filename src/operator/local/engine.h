@@ -36,6 +36,11 @@ typedef struct gr_engine_place {
 gr_status gr_engine_contain(const gr_engine_place *place, gr_arena *arena, gr_pod_plan *plan,
                             gr_diag *diag) GR_MUST_CHECK;
 
+/* Begins to ask whether the container runs: its client runs before it does. Returns the process
+ * that asks; when that has ended, gr_engine_says_so takes *answer_out. -1: it was not started. */
+pid_t gr_engine_ask(const gr_container *container, int *answer_out);
+/* True: the container runs. Closes `answer`. */
+bool gr_engine_says_so(int answer);
 /* The words of the client for a command in a container that runs; they borrow `argv`, and the
  * caller frees the array alone. NULL: no memory. */
 char **gr_engine_exec(const gr_container *container, char *const *argv);

@@ -2,9 +2,10 @@
 
 /* A container is in one of these states:
  *
- *   waiting   until those of init before it have ended, or until `due_us` after a failure
- *   running   as a process, or without one where something stands in its place
- *   ended     for good
+ *   waiting     until those of init before it have ended, or until `due_us` after a failure
+ *   beginning   an engine's client has been started; the engine is asked until the container runs
+ *   running     as a process, or without one where something stands in its place
+ *   ended       for good
  *
  * Containers of init run one after the other; a sidecar among them lets the next one begin as soon
  * as it runs, and ends when the others have. */
@@ -41,20 +42,24 @@ enum {
     PAUSE_MAX_S = 300,
     PAUSE_DOUBLINGS = 5,
     AWAIT_MS = 50,
+    ASK_PAUSE_US = 200000,
+    ASK_LIMIT_US = 10000000,
     REMOVE_US = 10000000,
     REMOVE_LOOK_MS = 5,
     HOSTS_BYTES_MAX = 8 << 20,
     US_PER_S = 1000000
 };
 
-typedef enum pod_state { POD_WAITING, POD_RUNNING, POD_HAS_ENDED } pod_state;
+typedef enum pod_state { POD_WAITING, POD_BEGINNING, POD_RUNNING, POD_HAS_ENDED } pod_state;
 
 typedef struct pod_container {
     const gr_container *plan;
     pod_state state;
     pid_t pid; /* 0: there is no process */
     int code, restarts;
-    int64_t due_us;
+    pid_t ask_pid;  /* beginning: who asks the engine; 0: nobody at the moment */
+    int answer_fd;  /* ask_pid > 0 */
+    int64_t due_us; /* waiting: its start; beginning: the next question, or the end of this one */
 } pod_container;
 
 typedef struct pod_command {
@@ -149,9 +154,47 @@ static void start_container(pod_process *p, pod_container *c, const char *home)
             return;
         }
     }
+    if (c->plan->engine != NULL && c->pid > 0) {
+        c->state = POD_BEGINNING;
+        c->due_us = now_us() + ASK_PAUSE_US;
+        return;
+    }
     send_word(p, GR_POD_BEGUN, c, 0, "");
     if (c->plan->way == GR_CONTAINER_DELIVER) {
         end_container(p, c, 0);
+    }
+}
+
+/* Asks the engine about the containers that begin; kills who has asked in vain. */
+static void ask_engine(pod_process *p)
+{
+    int64_t now = now_us();
+    for (size_t i = 0; i < p->count; i++) {
+        pod_container *c = &p->containers[i];
+        if (c->state != POD_BEGINNING || c->due_us > now) {
+            continue;
+        }
+        if (c->ask_pid > 0) {
+            (void)kill(c->ask_pid, SIGKILL);
+            c->due_us = GR_NEVER; /* until it is reaped */
+            continue;
+        }
+        pid_t pid = gr_engine_ask(c->plan, &c->answer_fd);
+        c->ask_pid = pid > 0 ? pid : 0;
+        c->due_us = now + (pid > 0 ? ASK_LIMIT_US : ASK_PAUSE_US);
+    }
+}
+
+/* Who asked has ended. */
+static void take_answer(pod_process *p, pod_container *c)
+{
+    bool runs = gr_engine_says_so(c->answer_fd);
+    c->ask_pid = 0;
+    if (c->state == POD_BEGINNING && runs) {
+        c->state = POD_RUNNING;
+        send_word(p, GR_POD_BEGUN, c, 0, "");
+    } else if (c->state == POD_BEGINNING) {
+        c->due_us = now_us() + ASK_PAUSE_US;
     }
 }
 
@@ -235,7 +278,7 @@ static bool advance(pod_process *p, const char *home)
             end_container(p, c, 0);
             has_moved = true;
         }
-        bool holds_up = c->plan->is_sidecar ? c->state == POD_WAITING : c->state != POD_HAS_ENDED;
+        bool holds_up = c->plan->is_sidecar ? c->state < POD_RUNNING : c->state != POD_HAS_ENDED;
         if (c->plan->is_init && holds_up) {
             break;
         }
@@ -255,9 +298,16 @@ static void reap(pod_process *p)
     pid_t pid;
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
         for (size_t i = 0; i < p->count; i++) {
-            if (p->containers[i].pid == pid) {
-                send_word(p, GR_POD_ENDED, &p->containers[i], code_of(status), "");
-                end_container(p, &p->containers[i], code_of(status));
+            pod_container *c = &p->containers[i];
+            if (c->ask_pid == pid) {
+                take_answer(p, c);
+            }
+            if (c->pid == pid) {
+                if (c->state == POD_BEGINNING) { /* it has run, or the engine has said why not */
+                    send_word(p, GR_POD_BEGUN, c, 0, "");
+                }
+                send_word(p, GR_POD_ENDED, c, code_of(status), "");
+                end_container(p, c, code_of(status));
             }
         }
         for (size_t i = 0; i < COMMANDS_MAX; i++) {
@@ -450,12 +500,22 @@ static int timeout_ms(const pod_process *p)
     for (size_t i = 0; i < p->count; i++) {
         const pod_container *c = &p->containers[i];
         awaits |= c->state == POD_RUNNING && c->plan->way == GR_CONTAINER_AWAIT;
-        if (c->state == POD_WAITING && c->due_us > now) {
+        if (c->state == POD_BEGINNING || (c->state == POD_WAITING && c->due_us > now)) {
             next_us = gr_earlier_us(next_us, c->due_us);
         }
     }
     next_us = awaits ? gr_earlier_us(next_us, now + AWAIT_MS * 1000) : next_us;
     return next_us == GR_NEVER ? -1 : next_us <= now ? 0 : (int)((next_us - now) / 1000 + 1);
+}
+
+/* Commands that come in the meantime wait: the engine does not know the container yet. */
+static bool is_beginning(const pod_process *p)
+{
+    bool any = false;
+    for (size_t i = 0; i < p->count; i++) {
+        any |= p->containers[i].state == POD_BEGINNING;
+    }
+    return any;
 }
 
 /* False: the cluster is gone. */
@@ -468,8 +528,11 @@ static bool wait_for_something(pod_process *p, const char *home)
         {.fd = p->listen_fd, .events = POLLIN},
         {.fd = p->ports_fd, .events = POLLIN},
     };
+    bool begins = is_beginning(p);
     for (size_t i = 0; i < COMMANDS_MAX; i++) {
-        watched[FIRST + i] = (struct pollfd){.fd = p->commands[i].fd, .events = POLLIN};
+        const pod_command *command = &p->commands[i];
+        bool waits = command->pid == 0 && begins;
+        watched[FIRST + i] = (struct pollfd){.fd = waits ? -1 : command->fd, .events = POLLIN};
     }
     if (poll(watched, FIRST + COMMANDS_MAX, timeout_ms(p)) < 0) {
         return true;
@@ -563,6 +626,7 @@ _Noreturn void gr_pod_process_run(const gr_pod_start *start)
                      ? gr_ports_watch()
                      : -1;
     for (;;) {
+        ask_engine(&p);
         while (advance(&p, home)) {
         }
         if (is_over(&p) || (p.is_ending && now_us() >= p.end_us)) {
