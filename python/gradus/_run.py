@@ -33,6 +33,7 @@ _KEY = "_GRADUS_RESULT_KEY"  # what a result from another host begins with, or i
 # What programs of Horovod read, and the variables of `gradus run` that say the same.
 HOROVOD = {"HOROVOD_RANK": "RANK", "HOROVOD_SIZE": "WORLD_SIZE",
            "HOROVOD_LOCAL_RANK": "LOCAL_RANK", "HOROVOD_LOCAL_SIZE": "LOCAL_WORLD_SIZE",
+           "HOROVOD_HOSTNAME": "GRADUS_HOSTNAME",
            "HOROVOD_CROSS_RANK": "CROSS_RANK", "HOROVOD_CROSS_SIZE": "CROSS_SIZE"}
 
 _CALL_BYTES = 32 << 20  # of a function that goes to other hosts, packed
@@ -417,8 +418,8 @@ def _worker(how: str) -> int:
     size = int(os.environ.get("GRADUS_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)
     code, key = 0, os.environ.pop(_KEY, "")  # programs that the function starts do not inherit it
     if "HOROVOD_CONTROLLER" in os.environ:
-        os.environ.update({name: os.environ[ours] for name, ours in HOROVOD.items()
-                           if ours in os.environ}, HOROVOD_HOSTNAME=socket.gethostname())
+        own = {"GRADUS_HOSTNAME": socket.gethostname(), **os.environ}
+        os.environ.update({name: own[ours] for name, ours in HOROVOD.items() if ours in own})
     if not os.path.isdir(how):
         _process.report(begun=rank)
     try:

@@ -24,7 +24,7 @@ enum { PREFIX_BYTES = sizeof PREFIX - 1 };
 /* ---- Variables that no other table has ------------------------------------------------------- */
 
 typedef struct other_variables {
-    const char *join_token, *join_token_file;
+    const char *join_token, *join_token_file, *host;
     int64_t terminal_columns;
     bool servers_met;
 } other_variables;
@@ -43,6 +43,11 @@ static const gr_config_field fields[] = {
      AT(join_token),
      .value_name = "HEX",
      .help = "the token itself, 64 hexadecimal digits"},
+    {.env = "GRADUS_HOSTNAME",
+     .type = GR_CONFIG_TEXT,
+     AT(host),
+     .value_name = "NAME",
+     .help = "the name by which `gradus run` knows the worker's host; set by it"},
     {.env = "GRADUS_TERMINAL_COLUMNS",
      .type = GR_CONFIG_INT,
      AT(terminal_columns),

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { OWN_MAX = 21, SECRET_NAME_BYTES = sizeof "GRADUS_SECRET=" - 1 };
+enum { OWN_MAX = 22, SECRET_NAME_BYTES = sizeof "GRADUS_SECRET=" - 1 };
 
 static bool same_name(const char *entry, const char *other)
 {
@@ -45,6 +45,7 @@ static size_t make_worker(const gr_environ_config *config, gr_arena *arena, cons
     own[count++] = gr_arena_printf(arena, "GRADUS_WORLD_SIZE=%d", size);
     own[count++] = gr_arena_printf(arena, "GRADUS_LOCAL_RANK=%d", config->local_rank);
     own[count++] = gr_arena_printf(arena, "GRADUS_LOCAL_SIZE=%d", config->local_size);
+    own[count++] = gr_arena_printf(arena, "GRADUS_HOSTNAME=%s", config->host);
     own[count++] = gr_arena_printf(arena, "GRADUS_COORDINATOR=%s", config->coordinator);
     own[count++] = gr_arena_printf(arena, "RANK=%d", rank);
     own[count++] = gr_arena_printf(arena, "WORLD_SIZE=%d", size);

@@ -16,6 +16,7 @@ typedef struct gr_environ_config {
     bool serves;            /* a parameter server, with that number in place of a rank */
     int rank, world_size;
     int local_rank, local_size;
+    const char *host;           /* its name, as the job's hosts were named */
     int cross_rank, cross_size; /* this host among those that have a worker of that local rank */
     int restarts;               /* how often all workers were begun anew */
     int workers_min;            /* the job goes on with so many; 0: it needs all */

@@ -103,7 +103,7 @@ def end_of(launcher):
 
 
 PLACE = """echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE \\
-$GRADUS_LOCAL_RANK $GRADUS_LOCAL_SIZE \\
+$GRADUS_LOCAL_RANK $GRADUS_LOCAL_SIZE $GRADUS_HOSTNAME \\
 $MASTER_ADDR $GRADUS_TEST_WORD $PWD; echo on stderr >&2"""
 
 
@@ -111,7 +111,7 @@ def test_places_prefixes_and_environment(two):
     done = two.run("-H", both(two), "--", "sh", "-c", PLACE)
     assert done.returncode == 0, done.stderr
     a, b = two.names
-    expected = [f"[{rank}@{host}] {rank} 4 {local} 2 {local} 2 {a} it's {two.folder}"
+    expected = [f"[{rank}@{host}] {rank} 4 {local} 2 {local} 2 {host} {a} it's {two.folder}"
                 for rank, (host, local) in enumerate([(a, 0), (a, 1), (b, 0), (b, 1)])]
     assert sorted(done.stdout.splitlines()) == expected
     assert sorted(done.stderr.splitlines()) == [

@@ -282,6 +282,7 @@ static void the_environment_has_one_value_of_each_name(void **state)
                                 .world_size = 3,
                                 .local_rank = 1,
                                 .local_size = 2,
+                                .host = "host1",
                                 .cross_rank = 1,
                                 .cross_size = 2,
                                 .coordinator = "unix:@x",
@@ -296,6 +297,7 @@ static void the_environment_has_one_value_of_each_name(void **state)
     char **entries;
     assert_int_equal(gr_environ_build(&config, &arena, &entries, NULL), GR_OK);
     expect_entry(entries, "PATH", "/bin");
+    expect_entry(entries, "GRADUS_HOSTNAME", "host1");
     expect_entry(entries, "RANK", "2");
     expect_entry(entries, "RANKING", "1");
     expect_entry(entries, "LOCAL_WORLD_SIZE", "2");

@@ -52,7 +52,7 @@ _LEVELS = {"TRACE": "trace", "DEBUG": "debug", "INFO": "info", "WARNING": "warn"
            "ERROR": "error", "FATAL": "error"}
 # What programs read beside hvd.*; each rank has its own.
 _WORKER = ("export " + " ".join(f"{name}=${ours}" for name, ours in HOROVOD.items()) +
-           " HOROVOD_HOSTNAME=${HOSTNAME:-$(hostname)} HOROVOD_CONTROLLER=gloo "
+           " HOROVOD_CONTROLLER=gloo "
            "HOROVOD_CPU_OPERATIONS=gloo PYTHONUNBUFFERED=1; exec \"$@\"")
 # Of a file for --config-file: what stands in front of its keys to make flags of them.
 _SECTIONS = {"params": "", "autotune": "autotune-", "timeline": "timeline-",
