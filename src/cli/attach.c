@@ -395,16 +395,16 @@ bool gr_attach_deliver(const gr_attach_loss *loss)
     return written;
 }
 
-bool gr_attach_goes_on(const gr_attach_loss *loss)
+bool gr_attach_goes_on(const gr_attach_loss *loss, bool may)
 {
     const gr_job_record *record = &loss->record;
-    bool goes_on = loss->found && record->attempt < record->restarts;
+    bool goes_on = may && loss->found && record->attempt < record->restarts;
     char how[48] = "", times[64] = "";
     if (loss->signal_number != 0) {
         snprintf(how, sizeof how, " by signal %d (%s)", loss->signal_number,
                  strsignal(loss->signal_number));
     }
-    if (loss->found && !goes_on && record->restarts > 0) {
+    if (loss->found && !goes_on && record->restarts > 0 && record->attempt > 0) {
         snprintf(times, sizeof times, ", which was restarted %d times already (--restarts)",
                  record->attempt);
     }
@@ -526,7 +526,8 @@ static int attach(const gr_cli_line *line)
         code = GR_EXIT_FAILED;
     } else if (code == GR_ATTACH_LOST) {
         gr_attach_find_lost(&loss);
-        code = gr_attach_goes_on(&loss) ? become_first_launcher(&from, &mask) : GR_EXIT_FAILED;
+        code =
+            gr_attach_goes_on(&loss, true) ? become_first_launcher(&from, &mask) : GR_EXIT_FAILED;
     }
     free(from.words);
     free(from.environment);

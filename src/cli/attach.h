@@ -40,7 +40,7 @@ void gr_attach_find_lost(gr_attach_loss *loss);
 /* Writes what a lost job has written that no launcher has; false: it cannot be written. */
 bool gr_attach_deliver(const gr_attach_loss *loss);
 /* Says what has happened. True: the job is to be restarted; false: it is over, and the folder is
- * gone. */
-bool gr_attach_goes_on(const gr_attach_loss *loss);
+ * gone. `may`: false: it is over whatever its --restarts. */
+bool gr_attach_goes_on(const gr_attach_loss *loss, bool may);
 
 #endif

@@ -396,6 +396,22 @@ def test_killed_before_anything_is_started_costs_no_restart(host, tmp_path, laun
     is_nothing_left(host, tmp_path)
 
 
+def test_killed_again_and_again_before_anything_is_started_ends(host, tmp_path):
+    """As by a fault of its own: each one has made its first log, and stands at the second one."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    os.mkfifo(logs / "rank.0.err")
+    launcher = host.start("run", "-np", 1, "--restarts", 100, "--log-dir", logs, "--", "true")
+    for _ in range(4):
+        wait_until((logs / "rank.0.out").exists, "the first log")
+        (logs / "rank.0.out").unlink()
+        kill_supervisor(host)
+    _, err = finish(launcher, 1)
+    assert err.count("was killed before the job had begun; another one is started") == 3
+    assert err.splitlines()[-1].endswith("was killed by signal 9 (Killed), and the job with it")
+    is_nothing_left(host, tmp_path)
+
+
 def test_children_of_before_are_left_alone(host, tmp_path):
     """Of a shell that has become gradus run by exec."""
     launcher = host.start("-c", 'sleep 1000 & echo $!; exec "$@"', "sh", host.program, "run", "-np",
