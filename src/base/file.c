@@ -243,17 +243,20 @@ static int give_name(int fd, const char *name)
     return linkat(AT_FDCWD, path, AT_FDCWD, name, AT_SYMLINK_FOLLOW) == 0 ? 0 : errno;
 }
 
-gr_status gr_file_replace_by(const char *path, gr_file_writer *write, void *arg, gr_diag *diag)
+/* `fresh`: nothing has that name, and nobody else may read the file. */
+static gr_status write_as(const char *path, bool fresh, gr_file_writer *write, void *arg,
+                          gr_diag *diag)
 {
     struct stat old;
-    bool replaces = stat(path, &old) == 0;
+    bool replaces = !fresh && stat(path, &old) == 0;
     if (replaces && S_ISDIR(old.st_mode)) {
         return gr_fail(diag, GR_E_IO, "cannot write %s: there is a folder of this name", path);
     }
     char *name = NULL;
     int fd = -1;
     bool named = false;
-    gr_status status = create_beside(path, replaces ? 0600 : 0666, &name, &fd, &named, diag);
+    gr_status status =
+        create_beside(path, replaces || fresh ? 0600 : 0666, &name, &fd, &named, diag);
     if (status != GR_OK) {
         return status;
     }
@@ -274,19 +277,30 @@ gr_status gr_file_replace_by(const char *path, gr_file_writer *write, void *arg,
     if (close(fd) != 0 && error == 0) {
         error = errno;
     }
-    if (error == 0 && status == GR_OK && rename(name, path) != 0) {
+    if (error == 0 && status == GR_OK && (fresh ? link : rename)(name, path) != 0) {
         error = errno;
     }
     if (error != 0 && status == GR_OK) {
         status = gr_fail_errno(diag, "write", path, error);
     }
-    if (status != GR_OK) {
+    if (status != GR_OK || fresh) {
         unlink(name);
-    } else if ((error = sync_folder_of(path)) != 0) {
+    }
+    if (status == GR_OK && (error = sync_folder_of(path)) != 0) {
         status = gr_fail_errno(diag, "make durable", path, error);
     }
     free(name);
     return status;
+}
+
+gr_status gr_file_replace_by(const char *path, gr_file_writer *write, void *arg, gr_diag *diag)
+{
+    return write_as(path, false, write, arg, diag);
+}
+
+gr_status gr_file_make_by(const char *path, gr_file_writer *write, void *arg, gr_diag *diag)
+{
+    return write_as(path, true, write, arg, diag);
 }
 
 typedef struct whole_text {

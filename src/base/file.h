@@ -20,6 +20,10 @@ gr_status gr_file_replace(const char *path, const void *data, size_t size_bytes,
 typedef gr_status gr_file_writer(void *arg, int fd, gr_diag *diag);
 gr_status gr_file_replace_by(const char *path, gr_file_writer *write, void *arg,
                              gr_diag *diag) GR_MUST_CHECK;
+/* The same for a file that nobody else may read and that is not there yet: GR_E_IO, and it is left
+ * alone, if something has that name. */
+gr_status gr_file_make_by(const char *path, gr_file_writer *write, void *arg,
+                          gr_diag *diag) GR_MUST_CHECK;
 
 /* Creates a folder and its parents, and makes the new ones durable. GR_OK if it exists. */
 gr_status gr_dir_create(const char *path, gr_diag *diag) GR_MUST_CHECK;

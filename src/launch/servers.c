@@ -92,27 +92,24 @@ static bool is_own_file(const gr_launch_job *job)
 }
 
 /* All that a client of this job's servers needs, in a file that nobody else may read. What is there
- * already may be another job's, and is left alone. A reader sees an empty file, or all of it. */
+ * already may be another job's, and is left alone. */
 static gr_status write_file(gr_launch_job *job, gr_diag *diag)
 {
     const char *path = job->config->server.file;
     if (path == NULL) {
         return GR_OK;
     }
-    if (!job->servers_filed) {
-        int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR);
-        int error = fd < 0 ? errno : 0;
-        if (error != 0 && !(error == EEXIST && is_own_file(job))) {
-            return gr_fail(diag, GR_E_INVALID, "--servers-file: cannot make \"%s\": %s%s", path,
-                           strerror(error),
-                           error == EEXIST ? "; unless a job that runs has made it, remove it"
-                                           : "");
-        }
-        if (fd >= 0) {
-            close(fd);
+    if (!job->servers_filed && !is_own_file(job)) {
+        gr_diag why = {0};
+        if (gr_file_make_by(path, write_servers, job, &why) != GR_OK) {
+            return gr_fail(
+                diag, GR_E_INVALID, "--servers-file: %s%s", why.text,
+                access(path, F_OK) == 0 ? "; unless a job that runs has made it, remove it" : "");
         }
         job->servers_filed = true;
+        return GR_OK;
     }
+    job->servers_filed = true;
     return gr_file_replace_by(path, write_servers, job, diag);
 }
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/fail.h"
 #include "base/file.h"
 #include "support_base.h"
 
@@ -115,6 +116,45 @@ static void file_of_unknown_size_is_read_whole(void **state)
     assert_int_equal(gr_file_read("/dev/zero", 100000, &data, &size, &diag), GR_E_INVALID);
 }
 
+typedef struct new_file {
+    const char *path;
+    gr_status status;
+} new_file;
+
+static gr_status write_new(void *arg, int fd, gr_diag *diag)
+{
+    const new_file *file = arg;
+    assert_int_not_equal(access(file->path, F_OK), 0); /* a killed process leaves no part of it */
+    assert_int_equal(write(fd, "new", 3), 3);
+    return file->status == GR_OK ? GR_OK : gr_fail(diag, file->status, "not now");
+}
+
+static void a_new_file_is_there_whole_or_not_at_all(void **state)
+{
+    char path[PATH_MAX];
+    support_path(*state, "new.txt", path);
+    gr_diag diag = {0};
+    new_file file = {path, GR_E_IO};
+    assert_int_equal(gr_file_make_by(path, write_new, &file, &diag), GR_E_IO);
+    assert_string_equal(diag.text, "not now");
+    assert_int_equal(count_entries(*state), 0);
+    file.status = GR_OK;
+    assert_int_equal(gr_file_make_by(path, write_new, &file, &diag), GR_OK);
+    struct stat info;
+    assert_int_equal(stat(path, &info), 0);
+    assert_int_equal(info.st_mode & 07777, 0600);
+    assert_int_equal(info.st_size, 3);
+    assert_int_equal(count_entries(*state), 1);
+
+    assert_int_equal(gr_file_replace(path, "another", 7, &diag), GR_OK);
+    file.path = "/no/such/file";
+    assert_int_equal(gr_file_make_by(path, write_new, &file, &diag), GR_E_IO);
+    assert_non_null(strstr(diag.text, "File exists"));
+    assert_int_equal(stat(path, &info), 0);
+    assert_int_equal(info.st_size, 7);
+    assert_int_equal(count_entries(*state), 1);
+}
+
 static void file_replace_that_fails_leaves_the_old_file(void **state)
 {
     char path[PATH_MAX];
@@ -225,6 +265,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(file_that_cannot_be_read_is_explained, support_setup_folder,
                                         support_teardown_folder),
         cmocka_unit_test(file_of_unknown_size_is_read_whole),
+        cmocka_unit_test_setup_teardown(a_new_file_is_there_whole_or_not_at_all,
+                                        support_setup_folder, support_teardown_folder),
         cmocka_unit_test_setup_teardown(file_replace_that_fails_leaves_the_old_file,
                                         support_setup_folder, support_teardown_folder),
         cmocka_unit_test(file_in_an_unwritable_folder_is_refused_with_its_name),
