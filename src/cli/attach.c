@@ -404,7 +404,7 @@ bool gr_attach_goes_on(const gr_attach_loss *loss, bool may)
         snprintf(how, sizeof how, " by signal %d (%s)", loss->signal_number,
                  strsignal(loss->signal_number));
     }
-    if (loss->found && !goes_on && record->restarts > 0 && record->attempt > 0) {
+    if (may && loss->found && !goes_on && record->restarts > 0) {
         snprintf(times, sizeof times, ", which was restarted %d times already (--restarts)",
                  record->attempt);
     }

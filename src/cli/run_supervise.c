@@ -266,14 +266,6 @@ static int launch(gr_cli_run *run, gr_supervisor_config *config, int (*work)(gr_
     return gr_attach_follow(ends[0], &supervisor, true, run->record.run, loss_out);
 }
 
-static bool restarts_after(gr_attach_loss *loss, bool may)
-{
-    if (!loss->found) {
-        gr_attach_find_lost(loss);
-    }
-    return gr_attach_goes_on(loss, may);
-}
-
 /* Starts supervisors until one has ended with a word, from the job's first attempt on, or after
  * the loss that is told of. */
 static int launch_until_over(gr_cli_run *run, int64_t outlive_us, gr_attach_loss *loss, bool lost,
@@ -300,6 +292,7 @@ static int launch_until_over(gr_cli_run *run, int64_t outlive_us, gr_attach_loss
         lost = code == GR_ATTACH_LOST;
         if (lost) {
             gr_process_tree_end(patience_us);
+            gr_attach_find_lost(loss);
         }
         bool early = lost && !loss->begun;
         if (early && early_count++ < EARLY_MAX) {
@@ -307,10 +300,9 @@ static int launch_until_over(gr_cli_run *run, int64_t outlive_us, gr_attach_loss
                     "gradus: the process that supervises the job (gradus-job, pid %d) was killed "
                     "before the job had begun; another one is started\n",
                     (int)loss->supervisor);
-            gr_attach_find_lost(loss);
             lost = loss->found; /* else it had no folder yet */
         } else if (lost) {
-            code = restarts_after(loss, !early) ? GR_ATTACH_LOST : GR_EXIT_FAILED;
+            code = gr_attach_goes_on(loss, !early) ? GR_ATTACH_LOST : GR_EXIT_FAILED;
         }
     } while (code == GR_ATTACH_LOST);
     gr_secret_forget(token);
@@ -344,8 +336,11 @@ int gr_run_supervise(gr_cli_run *run, int argc, char *const *argv, int (*work)(g
                 "gradus: job %s is lost: the process that supervised it was killed; it is "
                 "restarted\n",
                 loss.name);
-    } else if (lost && !restarts_after(&loss, true)) {
-        return GR_EXIT_FAILED;
+    } else if (lost) {
+        gr_attach_find_lost(&loss);
+        if (!gr_attach_goes_on(&loss, true)) {
+            return GR_EXIT_FAILED;
+        }
     }
     return taken && !lost ? code : launch_until_over(run, outlive_us, &loss, lost, work);
 }
