@@ -16,8 +16,9 @@ static const char blanks[] = " \t\r";
 
 const char *gr_host_label(const gr_host *host)
 {
-    const char *at = strrchr(host->name, '@');
-    return at != NULL ? at + 1 : host->name;
+    const char *name = host->name != NULL ? host->name : "localhost";
+    const char *at = strrchr(name, '@');
+    return at != NULL ? at + 1 : name;
 }
 
 static bool is_local(const char *name)

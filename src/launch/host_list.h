@@ -45,7 +45,7 @@ int gr_host_list_slots(const gr_host_list *hosts);
  * are not enough slots. */
 gr_status gr_host_list_deal(gr_host_list *hosts, int workers, gr_diag *diag) GR_MUST_CHECK;
 bool gr_host_list_all_local(const gr_host_list *hosts);
-/* Without the user: for prefixes and sentences. */
+/* Without the user: for prefixes and sentences. "localhost": nobody has named it. */
 const char *gr_host_label(const gr_host *host);
 
 #endif

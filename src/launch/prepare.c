@@ -308,11 +308,10 @@ static gr_status set_up_workers(const gr_launch_job *job, const gr_host_agent *a
     if (parts == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d workers", host->slot_count);
     }
-    const char *name = agent->host.name != NULL ? gr_host_label(&agent->host) : "localhost";
     gr_environ_config environment = {.inherited = inherited_at(config, &agent->host),
                                      .world_size = config->workers,
                                      .local_size = host->workers > 0 ? host->workers : 1,
-                                     .host = name,
+                                     .host = gr_host_label(&agent->host),
                                      .restarts = config->attempt,
                                      .workers_min = config->workers_min,
                                      .workers_max =
