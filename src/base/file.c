@@ -243,6 +243,19 @@ static int give_name(int fd, const char *name)
     return linkat(AT_FDCWD, path, AT_FDCWD, name, AT_SYMLINK_FOLLOW) == 0 ? 0 : errno;
 }
 
+/* Fails with EEXIST where something has that name. */
+static int rename_to_new(const char *name, const char *path)
+{
+    if (link(name, path) == 0) {
+        return unlink(name) == 0 ? 0 : errno;
+    }
+    if (errno != EPERM && errno != EOPNOTSUPP) {
+        return errno;
+    }
+    /* A file system without links. NFS, which has them, does not know this call. */
+    return renameat2(AT_FDCWD, name, AT_FDCWD, path, RENAME_NOREPLACE) == 0 ? 0 : errno;
+}
+
 /* `fresh`: nothing has that name, and nobody else may read the file. */
 static gr_status write_as(const char *path, bool fresh, gr_file_writer *write, void *arg,
                           gr_diag *diag)
@@ -277,16 +290,15 @@ static gr_status write_as(const char *path, bool fresh, gr_file_writer *write, v
     if (close(fd) != 0 && error == 0) {
         error = errno;
     }
-    if (error == 0 && status == GR_OK && (fresh ? link : rename)(name, path) != 0) {
-        error = errno;
+    if (error == 0 && status == GR_OK) {
+        error = fresh ? rename_to_new(name, path) : rename(name, path) == 0 ? 0 : errno;
     }
     if (error != 0 && status == GR_OK) {
         status = gr_fail_errno(diag, "write", path, error);
     }
-    if (status != GR_OK || fresh) {
+    if (status != GR_OK) {
         unlink(name);
-    }
-    if (status == GR_OK && (error = sync_folder_of(path)) != 0) {
+    } else if ((error = sync_folder_of(path)) != 0) {
         status = gr_fail_errno(diag, "make durable", path, error);
     }
     free(name);

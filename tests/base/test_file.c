@@ -4,6 +4,7 @@
 #include "support_base.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -29,6 +30,17 @@ int __wrap_fsync(int fd)
         synced[synced_count++] = info.st_ino;
     }
     return __real_fsync(fd);
+}
+
+static bool has_links = true;
+
+int __real_link(const char *from, const char *to);
+int __wrap_link(const char *from, const char *to);
+
+int __wrap_link(const char *from, const char *to)
+{
+    errno = EPERM;
+    return has_links ? __real_link(from, to) : -1;
 }
 
 static bool was_synced(const char *path)
@@ -129,22 +141,22 @@ static gr_status write_new(void *arg, int fd, gr_diag *diag)
     return file->status == GR_OK ? GR_OK : gr_fail(diag, file->status, "not now");
 }
 
-static void a_new_file_is_there_whole_or_not_at_all(void **state)
+static void make_and_keep(const char *folder)
 {
     char path[PATH_MAX];
-    support_path(*state, "new.txt", path);
+    support_path(folder, "new.txt", path);
     gr_diag diag = {0};
     new_file file = {path, GR_E_IO};
     assert_int_equal(gr_file_make_by(path, write_new, &file, &diag), GR_E_IO);
     assert_string_equal(diag.text, "not now");
-    assert_int_equal(count_entries(*state), 0);
+    assert_int_equal(count_entries(folder), 0);
     file.status = GR_OK;
     assert_int_equal(gr_file_make_by(path, write_new, &file, &diag), GR_OK);
     struct stat info;
     assert_int_equal(stat(path, &info), 0);
     assert_int_equal(info.st_mode & 07777, 0600);
     assert_int_equal(info.st_size, 3);
-    assert_int_equal(count_entries(*state), 1);
+    assert_int_equal(count_entries(folder), 1);
 
     assert_int_equal(gr_file_replace(path, "another", 7, &diag), GR_OK);
     file.path = "/no/such/file";
@@ -152,7 +164,19 @@ static void a_new_file_is_there_whole_or_not_at_all(void **state)
     assert_non_null(strstr(diag.text, "File exists"));
     assert_int_equal(stat(path, &info), 0);
     assert_int_equal(info.st_size, 7);
-    assert_int_equal(count_entries(*state), 1);
+    assert_int_equal(count_entries(folder), 1);
+}
+
+static void a_new_file_is_there_whole_or_not_at_all(void **state)
+{
+    make_and_keep(*state);
+}
+
+static void a_new_file_needs_no_links(void **state)
+{
+    has_links = false;
+    make_and_keep(*state);
+    has_links = true;
 }
 
 static void file_replace_that_fails_leaves_the_old_file(void **state)
@@ -267,6 +291,8 @@ int main(void)
         cmocka_unit_test(file_of_unknown_size_is_read_whole),
         cmocka_unit_test_setup_teardown(a_new_file_is_there_whole_or_not_at_all,
                                         support_setup_folder, support_teardown_folder),
+        cmocka_unit_test_setup_teardown(a_new_file_needs_no_links, support_setup_folder,
+                                        support_teardown_folder),
         cmocka_unit_test_setup_teardown(file_replace_that_fails_leaves_the_old_file,
                                         support_setup_folder, support_teardown_folder),
         cmocka_unit_test(file_in_an_unwritable_folder_is_refused_with_its_name),
