@@ -6,11 +6,9 @@
 
 #include <ctype.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 /* Spread over the hosts of the job, one after the other; where hosts come and go they are here, and
@@ -99,18 +97,18 @@ static gr_status write_file(gr_launch_job *job, gr_diag *diag)
     if (path == NULL) {
         return GR_OK;
     }
-    if (!job->servers_filed && !is_own_file(job)) {
-        gr_diag why = {0};
-        if (gr_file_make_by(path, write_servers, job, &why) != GR_OK) {
-            return gr_fail(
-                diag, GR_E_INVALID, "--servers-file: %s%s", why.text,
-                access(path, F_OK) == 0 ? "; unless a job that runs has made it, remove it" : "");
-        }
+    if (job->servers_filed || is_own_file(job)) {
         job->servers_filed = true;
-        return GR_OK;
+        return gr_file_replace_by(path, write_servers, job, diag);
     }
-    job->servers_filed = true;
-    return gr_file_replace_by(path, write_servers, job, diag);
+    gr_diag why = {0};
+    job->servers_filed = gr_file_make_by(path, write_servers, job, &why) == GR_OK;
+    if (!job->servers_filed) {
+        return gr_fail(diag, GR_E_INVALID, "--servers-file: %s%s", why.text,
+                       access(path, F_OK) == 0 ? "; unless a job that runs has made it, remove it"
+                                               : "");
+    }
+    return GR_OK;
 }
 
 void gr_launch_job_remove_servers(gr_launch_job *job)
