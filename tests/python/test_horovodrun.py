@@ -28,11 +28,11 @@ def horovodrun(ranks):
 def test_horovodrun_starts_workers_that_know_their_rank(horovodrun, ranks):
     done = horovodrun("-np", 2, "-H", "localhost:2", "--output-filename", "logs", "sh", "-c",
                       'echo "$HOROVOD_RANK of $HOROVOD_SIZE, $HOROVOD_LOCAL_RANK $1 $2"; '
-                      'echo $HOROVOD_HOSTNAME $HOROVOD_CROSS_RANK $HOROVOD_CROSS_SIZE >>more', "sh",
-                      "-np", "--verbose")
+                      'echo $HOROVOD_HOSTNAME $HOROVOD_CROSS_RANK $HOROVOD_CROSS_SIZE '
+                      '$PYTHONUNBUFFERED >>more', "sh", "-np", "--verbose")
     assert sorted(done.stdout.splitlines()) == [
         f"[{rank}] {rank} of 2, {rank} -np --verbose" for rank in range(2)]
-    assert (ranks.folder / "more").read_text() == "localhost 0 1\n" * 2
+    assert (ranks.folder / "more").read_text() == "localhost 0 1 1\n" * 2
     assert (ranks.folder / "logs" / "rank.1.out").read_text() == "1 of 2, 1 -np --verbose\n"
     assert "exited with code 3" in horovodrun("-np", 1, "--", "sh", "-c", "exit 3", code=1).stderr
 
