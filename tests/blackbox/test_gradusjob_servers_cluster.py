@@ -34,7 +34,8 @@ def test_job_loses_a_server_and_a_worker(gradus, node, operator, job, undisturbe
     training.wait_for("recovered")
     training.wait_for("changed")
     assert [line["workers"] for line in training.events("changed")] == [3]
-    ask(node, "wait", "--for=condition=Succeeded", "gradusjob/ps", f"--timeout={2 * WAIT_S}s")
+    training.wait_for_end()
+    ask(node, "wait", "--for=condition=Succeeded", "gradusjob/ps", f"--timeout={WAIT_S}s")
     assert sha256_of(training.folder) == undisturbed
     status = status_of(node, "ps")
     assert (status.get("replaced"), status.get("restarts", 0)) == (1, 0), status

@@ -167,8 +167,8 @@ def test_job_goes_on_when_leaders_are_lost(gradus, node, deployed, job, undistur
     training.wait_for("changed")  # the pod that the second one has made has joined
     wait_until(lambda: "progress" in status_of(node, "digits"), "a word of a worker", WAIT_S)
     kill(node, second, "gradus")
-    ask(node, "wait", "--for=condition=Succeeded", "gradusjob/digits",
-        f"--timeout={2 * WAIT_S}s")
+    training.wait_for_end()
+    ask(node, "wait", "--for=condition=Succeeded", "gradusjob/digits", f"--timeout={WAIT_S}s")
     assert sha256_of(training.folder) == undisturbed
     assert leader(node)[1] not in (first_identity, second_identity)
     status = status_of(node, "digits")

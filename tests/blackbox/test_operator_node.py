@@ -21,7 +21,7 @@ pytestmark = pytest.mark.long
 
 BASE = SOURCE / "deploy" / "base"
 MPI, DELIVERY = "local.test/mpi:1", "local.test/delivery:1"
-WAIT_S = 180
+WAIT_S = 400
 # Addresses of Services lead nowhere there.
 SERVER = {"KUBERNETES_SERVICE_HOST": "10.245.0.1", "KUBERNETES_SERVICE_PORT": "26443"}
 PROGRAM = """

@@ -14,7 +14,7 @@ from test_submit_cluster import node  # noqa: F401: a fixture
 pytestmark = pytest.mark.long
 
 IMAGE = "local.test/python:1"
-WAIT_S = 180
+WAIT_S = 400
 # Programs are those of this host: its PyTorch is larger than an image that a test makes may be.
 HOST = ["/usr", "/etc/alternatives"]
 ADD = """
