@@ -169,6 +169,44 @@ def test_torch_group_with_a_timeout_ends_an_operation_that_waits(torch_ranks):
     assert lines[0][0].startswith("True")
 
 
+def test_torch_call_with_a_timeout_of_its_own(torch_ranks):
+    """By name, as the last argument, in the options; the operation goes on."""
+    lines = torch_ranks(2, '''
+        from datetime import timedelta
+        import torch
+        import torch.distributed as dist
+        import gradus.torch
+        dist.init_process_group("gradus")
+        group, me = dist.distributed_c10d._get_default_group(), dist.get_rank()
+        short, long = timedelta(milliseconds=20), timedelta(seconds=100)
+        named = dist.AllreduceOptions()
+        named.timeout = short
+        sums, parts = [torch.ones(2) for _ in range(3)], torch.zeros(4)
+        calls = (lambda limit: group.allreduce([sums[0]], timeout=limit),
+                 lambda limit: group.allreduce(sums[1], dist.ReduceOp.SUM, limit),
+                 lambda limit: group.allreduce([sums[2]], named if me == 0 else None),
+                 lambda limit: group._allgather_base(parts, torch.ones(2), timeout=limit),
+                 lambda limit: group.barrier(timeout=limit))
+        if me == 0:
+            works = [call(short) for call in calls]
+            for work in works:
+                try:
+                    work.wait()
+                except RuntimeError as error:
+                    print("not over after 0.02 s" in str(error))
+            group.send([torch.ones(1)], 1).wait()
+            print(all(work.wait(long) for work in works), sums, parts)
+        else:
+            group.recv([torch.ones(1)], 0, timeout=long).wait()
+            for call in calls:
+                call(long).wait()
+        ''')
+    assert lines[0][:5] == ["True"] * 5
+    three = ", ".join(["tensor([2., 2.])"] * 3)
+    assert lines[0][5] == f"True [{three}] tensor([1., 1., 1., 1.])"
+    assert not lines[1]
+
+
 def test_ranks_keep_what_they_open(torch_ranks):
     """They are forked by a process that has sockets of its own (fork_server.py)."""
     assert torch_ranks(2, """

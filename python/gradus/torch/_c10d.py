@@ -9,6 +9,7 @@ Under `gradus run` the ranks meet at the job's coordinator, and everything is au
 Elsewhere (torchrun, any init_method) they meet through the store of torch.distributed, through
 which a fresh secret passes: it is as trustworthy as that store."""
 import collections
+import functools
 import itertools
 import os
 import sys
@@ -70,6 +71,12 @@ class Work(_WorkBase):
         self._torch_future: Optional[torch.futures.Future] = None
         self._error: Optional[Error] = None  # both when it has let go of its futures
         self._source = -1
+        self._limit_s: Optional[float] = None  # of a timeout of its own, from _begin_s on
+        self._begin_s = 0.0
+
+    def limit(self, seconds: float) -> None:
+        """wait() without a timeout ends so many seconds from now."""
+        self._limit_s, self._begin_s = seconds, time.monotonic()
 
     def _complete(self) -> None:
         with self._lock:
@@ -78,11 +85,14 @@ class Work(_WorkBase):
                 finish()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        seconds = timeout.total_seconds() if timeout.total_seconds() > 0 else None
+        seconds, begin_s = self._limit_s, self._begin_s
+        if timeout.total_seconds() > 0:
+            seconds, begin_s = timeout.total_seconds(), time.monotonic()
         try:
             for future in self._futures:
-                if not future.wait(seconds):
-                    raise TimeoutError(f"it is not over after {seconds} s, and goes on",
+                left = None if seconds is None else max(0.0, begin_s + seconds - time.monotonic())
+                if not future.wait(left):
+                    raise TimeoutError(f"it is not over after {seconds:g} s, and goes on",
                                        operation=future.operation)
             if self._error is not None:
                 raise self._error
@@ -264,6 +274,22 @@ def _one(tensors: Sequence[Any]) -> Any:
     return tensors[0]
 
 
+def _limited(begin: Callable[..., Work]) -> Callable[..., Work]:
+    """A call of a group that takes `timeout` by name, as the last argument, or in its options."""
+    @functools.wraps(begin)
+    def call(self: "ProcessGroup", *args: Any, timeout: Optional[timedelta] = None,
+             **more: Any) -> Work:
+        if args and isinstance(args[-1], timedelta):
+            *args, timeout = args
+        if timeout is None:
+            timeout = getattr(more.get("opts", args[-1] if args else None), "timeout", None)
+        work = begin(self, *args, **more)
+        if timeout is not None and timeout.total_seconds() > 0:  # torch's options: -1 ms for none
+            work.limit(timeout.total_seconds())
+        return work
+    return call
+
+
 class ProcessGroup(dist.ProcessGroup):
     """A group of torch.distributed over a gradus.Communicator, which is `communicator`."""
 
@@ -329,14 +355,16 @@ class ProcessGroup(dist.ProcessGroup):
         return self._sequence
 
     # Programs that hold a group call these as torch's own: with lists and options, or with one
-    # tensor (of outputs or inputs one list), a root and an operation.
+    # tensor (of outputs or inputs one list), a root, an operation and a timeout.
 
+    @_limited
     def broadcast(self, tensors, opts=None, *, root=None):
         tensors, root = _listed(tensors), _root(opts if root is None else root)
         memory = _dense(tensors)
         futures = [self.communicator.broadcast_start(tensor, root) for tensor in memory]
         return self._collective(futures, tensors, _put_back(memory, tensors))
 
+    @_limited
     def allreduce(self, tensors, opts=None, *, op=None):
         tensors, op = _listed(tensors), _op_name(opts if op is None else op)
         if any(tensor.layout == torch.sparse_coo for tensor in tensors):
@@ -355,6 +383,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._collective([future for futures, _ in begun for future in futures], tensors,
                           lambda: [finish() for _, finish in begun])
 
+    @_limited
     def reduce(self, tensors, opts=None, op=None, *, root=None):
         tensors, memory = _listed(tensors), _dense(_listed(tensors))
         if op is None and not isinstance(opts, int):
@@ -364,6 +393,7 @@ class ProcessGroup(dist.ProcessGroup):
         mine = root == self.communicator.rank
         return self._collective(futures, tensors, _put_back(memory, tensors) if mine else None)
 
+    @_limited
     def allgather(self, outputs, inputs, opts=None):
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
@@ -372,6 +402,7 @@ class ProcessGroup(dist.ProcessGroup):
         future = self.communicator.allgather_start(data, flat, _counts(out))
         return self._collective([future], out, _spread(flat, out))
 
+    @_limited
     def allgather_coalesced(self, outputs, inputs, opts=None):
         """outputs[rank][i] is what `rank` gave as inputs[i]."""
         futures, spreads = [], []
@@ -382,15 +413,18 @@ class ProcessGroup(dist.ProcessGroup):
             spreads.append(_spread(flat, out))
         return self._collective(futures, sum(outputs, []), lambda: [spread() for spread in spreads])
 
+    @_limited
     def _allgather_base(self, output, data, opts=None):
         return self.allgather_into_tensor_coalesced([output], [data])
 
+    @_limited
     def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
         out = _dense(outputs)
         futures = [self.communicator.allgather_start(data, one)
                    for data, one in zip(_dense(inputs), out)]
         return self._collective(futures, outputs, _put_back(out, outputs))
 
+    @_limited
     def gather(self, outputs, inputs, opts=None, *, root=None):
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
@@ -403,6 +437,7 @@ class ProcessGroup(dist.ProcessGroup):
         future = self.communicator.gather_start(data, flat, root)
         return self._collective([future], out, _spread(flat, out))
 
+    @_limited
     def scatter(self, outputs, inputs, opts=None, *, root=None):
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
@@ -414,6 +449,7 @@ class ProcessGroup(dist.ProcessGroup):
         future = self.communicator.scatter_start(data, out[0], root)
         return self._collective([future], [target], _put_back(out, [target]))
 
+    @_limited
     def reduce_scatter(self, outputs, inputs, opts=None, *, op=None):
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
@@ -424,15 +460,18 @@ class ProcessGroup(dist.ProcessGroup):
                                                         _counts(parts))
         return self._collective([future], [target], _put_back(out, [target]))
 
+    @_limited
     def _reduce_scatter_base(self, output, data, opts=None):
         return self.reduce_scatter_tensor_coalesced([output], [data], opts)
 
+    @_limited
     def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts=None):
         out = _dense(outputs)
         futures = [self.communicator.reduce_scatter_start(data, one, _op_name(opts))
                    for data, one in zip(_dense(inputs), out)]
         return self._collective(futures, outputs, _put_back(out, outputs))
 
+    @_limited
     def alltoall(self, outputs, inputs, opts=None):
         flat = _joined(outputs, fill=False)
         future = self.communicator.alltoall_start(
@@ -440,6 +479,7 @@ class ProcessGroup(dist.ProcessGroup):
             [tensor.numel() for tensor in outputs])
         return self._collective([future], outputs, _spread(flat, outputs))
 
+    @_limited
     def alltoall_base(self, output, data, output_splits, input_splits, opts=None):
         """Splits count rows; empty ones mean equal parts."""
         out, source = _dense([output]), _dense([data])[0]
@@ -455,6 +495,7 @@ class ProcessGroup(dist.ProcessGroup):
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
     all_to_all_single = alltoall_base
 
+    @_limited
     def barrier(self, opts=None):
         """It is over when all collectives before it are, as with gloo. Messages may go on."""
         before = self._works.collectives()
@@ -462,15 +503,18 @@ class ProcessGroup(dist.ProcessGroup):
         return self._collective([*futures, self.communicator.barrier_start()], [],
                                 lambda: [one._complete() for one in before])
 
+    @_limited
     def send(self, tensors, to, tag=0):
         future = self.communicator.send_start(_dense([_one(tensors)])[0], to, tag)
         return self._work([future], tensors)
 
+    @_limited
     def recv(self, tensors, source, tag=0):
         memory = _dense([_one(tensors)])
         future = self.communicator.recv_start(memory[0], source, tag)
         return self._work([future], tensors, _put_back(memory, tensors))
 
+    @_limited
     def recv_anysource(self, tensors, tag=0):
         return self.recv(tensors, ANY_SOURCE, tag)
 
