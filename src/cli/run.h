@@ -65,7 +65,7 @@ typedef struct gr_cli_run {
     bool writes;                      /* checkpoints, while it trains */
     uint64_t past_step;               /* that an earlier attempt has come to */
     const char *output;               /* where the job leaves what it makes; NULL: nowhere */
-    uint64_t content;                 /* of the job file that was read (gr_run_content) */
+    uint64_t content;                 /* of what was read (gr_run_content) */
     char unbound[GR_DIAG_TEXT_BYTES]; /* --dry-run: why the job has no data */
     char *document;                   /* what workers read: the job, or --stdin; heap */
     char *const *command;             /* NULL-terminated */
@@ -100,7 +100,8 @@ int gr_run_room(const gr_cli_run *run);
 /* run_job.c: reads and checks the job, so that a mistake in it is reported before anything
  * starts. */
 gr_status gr_run_read_job(gr_cli_run *run, gr_diag *diag) GR_MUST_CHECK;
-/* A hash of what stands in the job file now; 0: there is none, or it cannot be read once more (a
+/* A hash of what stands now in the job file, or in the files of up to 16 MiB that a command names
+ * (its program, its script, a configuration); 0: there is none, or it cannot be read once more (a
  * pipe). */
 uint64_t gr_run_content(const gr_cli_run *run);
 /* Sets job->run.resume, with a text of the arena, to the newest checkpoint; NULL: there is none.

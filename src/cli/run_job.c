@@ -45,18 +45,31 @@ gr_status gr_run_find_checkpoint(gr_job *job, const gr_log *log, gr_arena *arena
     return job->run.resume != NULL ? GR_OK : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a path");
 }
 
-uint64_t gr_run_content(const gr_cli_run *run)
+/* `before` where the path names no file that can be read once more. */
+static uint64_t add_content(uint64_t before, const char *path)
 {
     char *text = NULL;
     size_t size_bytes = 0;
     struct stat info;
-    if (run->job_path == NULL || stat(run->job_path, &info) != 0 || !S_ISREG(info.st_mode) ||
-        gr_file_read(run->job_path, GR_DOC_BYTES_MAX, &text, &size_bytes, NULL) != GR_OK) {
-        return 0;
+    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode) ||
+        gr_file_read(path, GR_DOC_BYTES_MAX, &text, &size_bytes, NULL) != GR_OK) {
+        return before;
     }
-    uint64_t content = gr_hash64(text, size_bytes, 0);
+    uint64_t content = gr_hash64(text, size_bytes, before);
     free(text);
     return content != 0 ? content : 1;
+}
+
+uint64_t gr_run_content(const gr_cli_run *run)
+{
+    uint64_t content = 0;
+    if (run->job_path != NULL) {
+        return add_content(0, run->job_path);
+    }
+    for (char *const *word = run->command; *word != NULL; word++) {
+        content = add_content(content, *word);
+    }
+    return content;
 }
 
 /* Which checkpoint the job goes on from, if it does. */

@@ -78,8 +78,8 @@ static bool is_gone(const char *folder)
     return count <= 2;
 }
 
-/* Who has removed what the job had left, or changed its file since, wants another run. Whoever has
- * only lost a launcher wants the end, and finds both as they were. */
+/* Who has removed what the job had left, or changed its file or script since, wants another run.
+ * Whoever has only lost a launcher wants the end, and finds both as they were. */
 static bool is_outdated(const gr_cli_run *run, const gr_job_folder *folder)
 {
     static const char then[] = "the job begins anew";
@@ -91,8 +91,8 @@ static bool is_outdated(const gr_cli_run *run, const gr_job_folder *folder)
     uint64_t content = end.content != 0 ? gr_run_content(run) : 0;
     const char *output = end.output;
     if (content != 0 && content != end.content) {
-        snprintf(sentence, sizeof sentence, "; %s was changed since it was read: %s", run->job_path,
-                 then);
+        snprintf(sentence, sizeof sentence, "; %s was changed since it was read: %s",
+                 run->job_path != NULL ? run->job_path : "a file that the command names", then);
     } else if (output[0] != '\0' && is_gone(output)) {
         snprintf(sentence, sizeof sentence, "; what it had left in %s is gone: %s", output, then);
     } else {
@@ -206,10 +206,15 @@ static int supervise(gr_cli_run *run, const gr_supervisor_config *config,
     setbuf(lines, NULL);
     stderr = lines;
     run->log.sink_arg = lines;
+    if (run->job_path == NULL) {
+        run->content = gr_run_content(run);
+    }
     int code = work(run);
     stderr = terminal;
     fclose(lines);
-    gr_job_end end = {.code = code, .content = run->content};
+    /* What has changed meanwhile the command may have written itself. */
+    bool kept = run->job_path != NULL || run->content == gr_run_content(run);
+    gr_job_end end = {.code = code, .content = kept ? run->content : 0};
     if (run->output != NULL && !is_gone(run->output)) {
         snprintf(end.output, sizeof end.output, "%s", run->output);
     }

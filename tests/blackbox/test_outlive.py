@@ -400,6 +400,32 @@ def test_job_whose_file_was_changed_begins_anew(host, ended):
     assert epochs_of(again.stdout) == [1, 2] and jobs_of(host) == []
 
 
+@pytest.mark.parametrize("changed", ["never", "while it ran", "after its end"])
+def test_command_whose_script_was_changed_begins_anew(host, echo, changed):
+    """What it names may be what it writes: a change while it ran says nothing."""
+    job = echo()
+    [path] = [word for word in job.words if str(word).endswith("echo.py")]
+    said = "; given once more, the same command line starts it again\n"
+
+    def change(when):
+        if changed == when:
+            with open(path, "a", encoding="ascii") as file:
+                file.write("# another one\n")
+    change("while it ran")
+    job.lose_launcher()
+    job.tell("end 3")
+    wait_for_state(host, "echo", "ended 1")
+    change("after its end")
+    again = host.start(*job.words)
+    if changed == "after its end":
+        assert read_lines(again.stdout, 1)[0].startswith("up ")
+        job.tell("end 4")
+        said = "; a file that the command names was changed since it was read: the job begins anew"
+    out, err = finish(again, 1)
+    assert said in err and not out
+    assert ("exited with code 4" in err) == (changed == "after its end")
+
+
 def test_job_file_that_is_a_pipe_is_read_once(host, tmp_path):
     pipe = tmp_path / "piped.yaml"
     os.mkfifo(pipe)
