@@ -31,12 +31,16 @@ def pytest_configure(config):
 
 
 def wait_until(condition, what, timeout_s=TIMEOUT_S, pause_ms=5):
-    """Waits for something that gives no event of its own (the end of a intruder's process)."""
-    deadline = time.monotonic() + timeout_s
+    """Waits for something that gives no event of its own (the end of a intruder's process). Looks
+    that cost much, as those of a command, leave the cores to what is waited for."""
+    begin = time.monotonic()
+    deadline = begin + timeout_s
     pause = select.poll()
     while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
-        pause.poll(pause_ms)
+        now = time.monotonic()
+        assert now < deadline, f"waited {timeout_s} s for {what}"
+        pause.poll(max(pause_ms, 1000 * (now - begin)))
+        begin = time.monotonic()
 
 
 # --chaos of a job that is to go on for as long as it takes, and to leave the cores to others.
@@ -178,10 +182,11 @@ def write_digits(folder, epochs, eval_every=10):
     return folder / "mlp.yaml"
 
 
-def lines_of(output):
-    """What a job wrote of its training."""
+def lines_of(output, *events):
+    """What a job wrote of its training, or its lines of these events: the others cost nothing."""
     whole = (output / "metrics.jsonl").read_text().rpartition("\n")[0]  # it may write the next line
-    return [json.loads(line) for line in whole.splitlines()]
+    return [json.loads(line) for line in whole.splitlines()
+            if not events or any(f'"event":"{event}"' in line for event in events)]
 
 
 def wait_for_event(output, event, count=1):

@@ -133,8 +133,7 @@ def test_checkpoint_killed_at_random_moments_same_bits(gradus, job, tmp_path, ki
             _, told = run.communicate()
             assert run.returncode == 0 and "without a launcher" in told, told
             # Lines of other numbers of workers may have gone on since, and are not through.
-            assert {line["weights_sha256"] for line in lines_of(out)
-                    if line["event"] == "end"} == {calm}
+            assert {line["weights_sha256"] for line in lines_of(out, "end")} == {calm}
             ends, message = ends + 1, ""
             remove_output(gradus, out)
             continue

@@ -18,7 +18,7 @@ def finish_as(launcher, output, sha256, epochs=EPOCHS):
     """Every epoch once, and the bits of the undisturbed job."""
     out, err = finish(launcher)
     assert sha256_of(output) == sha256
-    told = [line["epoch"] for line in lines_of(output) if line["event"] == "epoch"]
+    told = [line["epoch"] for line in lines_of(output, "epoch")]
     assert told == list(range(1, epochs + 1))
     return out + err
 

@@ -44,8 +44,7 @@ class Job:
 
     def workers(self):
         """As many as there were after each change."""
-        return [line["workers"] for line in lines_of(self.output)
-                if line["event"] in ("changed", "recovered")]
+        return [line["workers"] for line in lines_of(self.output, "changed", "recovered")]
 
     def kill(self, *victims):
         for victim in victims:
@@ -73,8 +72,7 @@ def test_killed_together(gradus, job, undisturbed, tmp_path, victims):
         running.wait_for("epoch")
         running.kill(*victims)
     check_end(gradus, running, undisturbed, victims)
-    events = [line for line in lines_of(tmp_path / "out")
-              if line["event"] in ("changed", "recovered")]
+    events = lines_of(tmp_path / "out", "changed", "recovered")
     assert events[-1]["workers"] == RANKS - len(victims) + 1, events
 
 
@@ -155,7 +153,7 @@ def test_worker_that_joins_a_full_job_waits_and_is_dismissed(gradus, job, undist
         running.replace(2)
         wait_until(lambda: count_sockets(running.coordinator.pid) > before, "its call")
     check_end(gradus, running, undisturbed, ())
-    assert not [line for line in lines_of(tmp_path / "out") if line["event"] == "changed"]
+    assert not lines_of(tmp_path / "out", "changed")
 
 
 def listeners_of(pid):

@@ -78,12 +78,11 @@ def run_from_config_map(gradus, text, key="job.yaml"):
 
 
 def changes_of(run):
-    return [line["workers"] for line in lines_of(run.output)
-            if line["event"] in ("changed", "recovered")]
+    return [line["workers"] for line in lines_of(run.output, "changed", "recovered")]
 
 
 def count_events(run, event):
-    return [line["event"] for line in lines_of(run.output)].count(event)
+    return len(lines_of(run.output, event))
 
 
 @pytest.mark.parametrize("victims", cases(3, [(0,), (WORKERS - 1,), (2, 0)]))
@@ -140,8 +139,8 @@ def test_another_number_goes_on_from_the_step_at_which_all_were_asked(gradus, jo
     run = Run(gradus, job, 3)
     run.end()
     assert sha256_of(run.output) == undisturbed
-    starts = [line for line in lines_of(run.output) if line["event"] == "start"]
-    stops = [line for line in lines_of(run.output) if line["event"] == "stopped"]
+    starts = lines_of(run.output, "start")
+    stops = lines_of(run.output, "stopped")
     assert [line["workers"] for line in starts] == [4, 2, 3]
     assert [line["step"] for line in starts] == [0, *(line["step"] for line in stops)]
 

@@ -48,7 +48,7 @@ class Training:
 
     def events(self, name):
         there = (self.folder / "metrics.jsonl").exists()
-        return [line for line in lines_of(self.folder) if line["event"] == name] if there else []
+        return lines_of(self.folder, name) if there else []
 
     def wait_for(self, name, count=1):
         wait_until(lambda: len(self.events(name)) >= count or self.events("end"),

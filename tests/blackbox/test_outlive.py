@@ -178,7 +178,7 @@ def test_workers_die_and_come_again_without_a_launcher(host, job, undisturbed, t
         wait_until(lambda: "another one is started" in host("logs", "digits").stderr, "another one")
     wait_for_state(host, "digits", "ended 0")
     assert sha256_of(output) == undisturbed
-    assert "recovered" in [line["event"] for line in lines_of(output)]
+    assert lines_of(output, "recovered")
     after = host("attach", "digits")
     assert after.returncode == 0 and "and another one is started" in after.stderr
 
