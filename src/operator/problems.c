@@ -20,18 +20,18 @@ const char *const gr_clean_pod_policies[] = {"All", "None", "Running", NULL};
 
 void gr_problem(gr_problems *p, const char *format, ...)
 {
-    size_t room = sizeof p->text - p->used;
-    int put = p->count > 0 ? snprintf(p->text + p->used, room, ", ") : 0;
+    static const char comma[] = ", ";
+    if (p->count > 0 && sizeof p->text - p->used >= sizeof comma) {
+        memcpy(p->text + p->used, comma, sizeof comma);
+        p->used += sizeof comma - 1;
+    }
     p->count++;
+    size_t room = sizeof p->text - p->used; /* 1 at least: of the 0 at its end */
     va_list arguments;
     va_start(arguments, format);
-    int more = vsnprintf(p->text + p->used + put, room - (size_t)put, format, arguments);
+    int more = vsnprintf(p->text + p->used, room, format, arguments);
     va_end(arguments);
-    if (more < 0 || (size_t)(put + more) >= room) {
-        p->used = sizeof p->text - 3; /* full, with room for a comma: the end is cut anyway */
-    } else {
-        p->used += (size_t)(put + more);
-    }
+    p->used += more < 0 || (size_t)more >= room ? room - 1 : (size_t)more;
 }
 
 /* The value as a sentence shows it. */
