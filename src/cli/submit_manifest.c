@@ -238,6 +238,7 @@ static const char fetch_script[] =
 
 /* What gets the archive from whoever has sent the job. */
 static const char wait_script[] =
+    "set -e\n"
     "n=0\n"
     "until [ -e " GR_SUBMIT_ARCHIVE " ]; do\n"
     "  n=$((n + 1))\n"

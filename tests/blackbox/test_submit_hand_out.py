@@ -44,13 +44,14 @@ def taken_back(api, err, *words):
     assert not [key for key in api.objects if key[0] != PODS], "all of it is taken back"
 
 
-def unpack(api, name, folder):
-    """Does what the container of the pod does that waits."""
+def unpack(api, name, folder, code=0):
+    """Does what the container of the pod does that waits; it ends with `code`."""
     container = api.get(PODS, name)["spec"]["initContainers"][0]
     (folder / name).mkdir()
     script = container["command"][2].replace("/gradus/code", str(api.pod_folder / name)).replace(
         "/gradus/work", str(folder / name))
-    subprocess.run(["/bin/sh", "-c", script], check=True, timeout=TIMEOUT_S)
+    done = subprocess.run(["/bin/sh", "-c", script], timeout=TIMEOUT_S)
+    assert min(done.returncode, 1) == code
     return folder / name
 
 
@@ -69,6 +70,16 @@ def test_each_pod_gets_the_program_when_it_runs(api, cluster, code, tmp_path):
         assert (work / "data").read_bytes() == (code / "data").read_bytes()
         assert (work / "train.py").read_text() == "print(1)"
     assert not [key for key in api.objects if key[0] == "/v1/configmaps"]
+
+
+def test_pod_fails_where_the_program_cannot_be_unpacked(api, cluster, code, tmp_path):
+    """As when its disk is full; else the job would run on half of it."""
+    process = start(cluster, api, workers=1)
+    api.init_pod("demo-0")
+    finish(process, 0)
+    archive = api.pod_folder / "demo-0" / "code.tar.gz"
+    os.truncate(archive, archive.stat().st_size - 20)
+    unpack(api, "demo-0", tmp_path, 1)
 
 
 def test_connection_that_breaks_is_made_again(api, cluster, code):
