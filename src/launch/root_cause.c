@@ -37,9 +37,14 @@ gr_end_class gr_root_cause_class(const gr_worker_end *end)
 int gr_root_cause_code(const gr_worker_end *ends, int workers)
 {
     int code = 0;
+    bool lost = false; /* while all were ending: those that say 75 know what is kept */
     for (int rank = 0; rank < workers; rank++) {
         const gr_worker_end *end = &ends[rank];
         if (end->spared) {
+            continue;
+        }
+        if (end->lost && end->was_asked) {
+            lost = true;
             continue;
         }
         int own = end->ended && WIFEXITED(end->wait_status) ? WEXITSTATUS(end->wait_status) : -1;
@@ -48,7 +53,7 @@ int gr_root_cause_code(const gr_worker_end *ends, int workers)
         }
         code = own != 0 ? own : code;
     }
-    return code;
+    return lost && code == 0 ? -1 : code;
 }
 
 int gr_root_cause_root(const gr_worker_end *ends, int workers)

@@ -38,7 +38,8 @@ gr_end_class gr_root_cause_class(const gr_worker_end *end);
 int gr_root_cause_root(const gr_worker_end *ends, int workers);
 
 /* 0: all workers ended with exit code 0. GR_LAUNCH_EXIT_RESUME: all with that or 0. -1: any other
- * end. Who was spared does not count. */
+ * end. Who was spared does not count, nor beside a GR_LAUNCH_EXIT_RESUME who was asked to end and
+ * lost with its host. */
 int gr_root_cause_code(const gr_worker_end *ends, int workers);
 
 /* Returns true if the same work would end the worker in the same way again. True of the signals

@@ -406,6 +406,12 @@ gr_status gr_serve_run(const gr_serve_way *way, char *const *environment, bool *
     (void)prctl(PR_SET_NAME, "gradus-serve", 0L, 0L, 0L);
     struct sigaction ignore = {.sa_handler = SIG_IGN};
     (void)sigaction(SIGPIPE, &ignore, NULL);
+    /* Slurm tells each task of a job that its time is over. The launcher is told as well, has the
+     * workers write a checkpoint, and says when this ends. */
+    static const int told[] = {SIGTERM, SIGINT, SIGHUP};
+    for (size_t i = 0; way->tls == NULL && i < sizeof told / sizeof told[0]; i++) {
+        (void)sigaction(told[i], &ignore, NULL);
+    }
     int error = gr_process_tree_adopt();
     if (error == 0) {
         error = gr_channel_init(&serve.channel, way->in_fd, way->out_fd, way->tls);

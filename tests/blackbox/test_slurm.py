@@ -157,14 +157,17 @@ def test_launcher_in_a_step_reaches_all_nodes(gradus, slurm):
     assert nodes == ["n1", "n1", "n2", "n2"], done
 
 
-def test_exit_code_75_puts_the_job_back_into_the_queue(gradus, slurm, tmp_path):
+@pytest.mark.parametrize("told", [["--batch"], ["--batch", "--quiet"]])
+def test_exit_code_75_puts_the_job_back_into_the_queue(gradus, slurm, tmp_path, told):
+    """Whether the launcher alone is told, or the agents as well, as at the end of the time."""
     job = write_digits(tmp_path, 20)
     hash_alone = run_alone(tmp_path, job)
     with unhurried(tmp_path) as slow:
         number = slurm.submit(gradus, gradus.program, "run", "--output", "there", "--resume",
                               "--checkpoint-every", "1000000 steps", "--chaos", slow, job)
         wait_for_event(tmp_path / "there", "epoch")
-        slurm("scancel", "--signal=TERM", "--batch", number)
+        for which in told:  # without --batch it is the steps, in which the agents are
+            slurm("scancel", "--signal=TERM", which, number)
         slurm.wait(number, "PENDING")
     assert "Restarts=1" in slurm("scontrol", "show", "job", number)
     # Else in two minutes; in the second in which it ended slurmd would take it for the ended one.

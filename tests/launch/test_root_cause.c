@@ -66,6 +66,9 @@ static void who_can_go_on_says_so(void **state)
     assert_int_equal(gr_root_cause_code(ends, 3), GR_LAUNCH_EXIT_RESUME);
     ends[2] = ended(2, SIGTERM, true);
     assert_int_equal(gr_root_cause_code(ends, 3), -1);
+    ends[2].lost = true; /* with its host, while all were ending */
+    assert_int_equal(gr_root_cause_code(ends, 3), GR_LAUNCH_EXIT_RESUME);
+    assert_int_equal(gr_root_cause_code(ends + 1, 2), -1);
 }
 
 static void then_the_first_in_time(void **state)
