@@ -76,6 +76,7 @@ typedef struct gr_cli_run {
     int fault_count;
     gr_job_record record;      /* for those that look for the job */
     bool again;                /* an earlier supervisor of it was killed */
+    bool bound;                /* nobody could find it yet: it ends with its launcher */
     gr_supervisor *supervisor; /* NULL: nothing is started */
     gr_log log;
 } gr_cli_run;

@@ -171,6 +171,10 @@ static void name_run(char run_out[GR_JOB_RUN_BYTES])
 gr_status gr_run_publish(gr_cli_run *run, gr_diag *diag)
 {
     run->record.restarts = run->options.restarts > 0 ? (int)run->options.restarts : 0;
+    if (run->bound) {
+        (void)prctl(PR_SET_PDEATHSIG, 0L, 0L, 0L, 0L);
+        run->bound = false;
+    }
     gr_status status =
         gr_supervisor_publish(run->supervisor, run->options.name, &run->record, diag);
     if (status != GR_OK && status != GR_E_INVALID && status != GR_E_CANCELLED) {
@@ -225,8 +229,13 @@ static int supervise(gr_cli_run *run, const gr_supervisor_config *config,
 }
 
 /* Nothing of the launcher's session reaches it: no signal of its terminal, and not its stdin. */
-static void settle(void)
+static void settle(gr_cli_run *run, pid_t launcher)
 {
+    run->bound = run->record.attempt == 0;
+    if (run->bound &&
+        (prctl(PR_SET_PDEATHSIG, (long)SIGTERM, 0L, 0L, 0L) != 0 || getppid() != launcher)) {
+        _exit(GR_EXIT_FAILED);
+    }
     int null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (null_fd >= 0) {
         (void)dup2(null_fd, STDIN_FILENO);
@@ -254,7 +263,7 @@ static int launch(gr_cli_run *run, gr_supervisor_config *config, int (*work)(gr_
     if (pid == 0) {
         (void)sigprocmask(SIG_SETMASK, &before, NULL);
         close(ends[0]);
-        settle();
+        settle(run, config->launcher);
         config->launcher_fd = ends[1];
         return supervise(run, config, work);
     }

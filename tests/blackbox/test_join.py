@@ -10,6 +10,7 @@ import subprocess
 
 import pytest
 from conftest import TIMEOUT_S, Process, finish, unhurried, wait_until
+from processes import children
 from test_coming_hosts import EPOCHS  # noqa: F401 (of the job in conftest)
 from test_coming_hosts import finish_as, workers_on
 from test_elastic import generations, wait_for_first_epoch
@@ -201,6 +202,32 @@ def test_one_that_says_nothing_and_one_that_sends_garbage(gradus, tmp_path):
         out, err = launcher.communicate(timeout=TIMEOUT_S)
     assert launcher.returncode == 0, err
     assert out.endswith("here\n")
+
+
+def test_launcher_that_waits_for_agents_leaves_nothing(gradus, tmp_path):
+    """Nobody could find its job yet; and the port is free for the same line."""
+    launcher = gradus.start("run", "-np", 1, "--listen", "127.0.0.1:0", "--start-timeout", 0, "--",
+                            "true", env={"GRADUS_JOIN_TOKEN_FILE": str(tmp_path / "token")})
+    assert "127.0.0.1:" in launcher.stderr.readline()
+    assert gradus.named("gradus-job")
+    launcher.kill()
+    launcher.wait(timeout=TIMEOUT_S)
+    gradus.wait_for_nothing()
+
+
+def test_first_process_of_a_container_ends_by_a_signal(gradus, tmp_path):
+    """It has no signals that would end it."""
+    apart = ["--pid", "--fork", "--kill-child", *([] if os.geteuid() == 0 else ["-Ur"])]
+    if subprocess.run(["unshare", *apart, "true"], capture_output=True).returncode:
+        pytest.skip("there are no namespaces of processes here")
+    container = gradus.start(*apart, gradus.program, "run", "-np", 1, "--listen", "127.0.0.1:0",
+                             "--start-timeout", 0, "--", "true", program="unshare",
+                             env={"GRADUS_JOIN_TOKEN_FILE": str(tmp_path / "token")})
+    assert "127.0.0.1:" in container.stderr.readline()
+    launcher, = children(container.pid)
+    os.kill(launcher, signal.SIGTERM)
+    _, err = container.communicate(timeout=TIMEOUT_S)
+    assert container.returncode == 128 + signal.SIGTERM, err
 
 
 def test_a_command_that_is_not_there(two):  # noqa: F811
