@@ -362,12 +362,10 @@ static void pause_call(gr_kube_call *call, int64_t pause_us)
 /* A list that lost its place begins again. */
 static void restart_list(gr_kube_call *call)
 {
-    if (call->has_items || call->continues_at != NULL) {
-        call->restarts++;
-        free(call->continues_at);
-        call->continues_at = NULL;
-        call->item(call->arg, NULL);
-    }
+    call->restarts++;
+    free(call->continues_at);
+    call->continues_at = NULL;
+    call->item(call->arg, NULL);
 }
 
 /* Returns true if the request may be tried again: the server has certainly not carried it out, or
@@ -375,8 +373,8 @@ static void restart_list(gr_kube_call *call)
 static bool is_retried(const gr_kube_call *call, const gr_http_end *end)
 {
     bool only_reads = gr_kube_call_only_reads(call);
-    if (call->attempts >= GR_KUBE_ATTEMPTS_MAX || call->restarts >= GR_KUBE_ATTEMPTS_MAX ||
-        gr_kube_call_streams(call)) {
+    if (call->attempts >= GR_KUBE_ATTEMPTS_MAX ||
+        (call->has_items && call->restarts >= GR_KUBE_ATTEMPTS_MAX) || gr_kube_call_streams(call)) {
         return false;
     }
     if (end->status == GR_OK) {
@@ -456,7 +454,9 @@ static void take_end(void *arg, const gr_http_end *end)
             end->retry_after_s < RETRY_AFTER_MAX_S ? end->retry_after_s : RETRY_AFTER_MAX_S;
         int64_t pause_us = gr_kube_backoff_us(call->attempts, BACKOFF_US, BACKOFF_MAX_US,
                                               (uint64_t)gr_clock_now_us(&call->kube->clock));
-        restart_list(call);
+        if (call->has_items) { /* again they would come twice */
+            restart_list(call);
+        }
         gr_log_write(call->kube->log, GR_LOG_DEBUG, "kube", "%s: tried again: HTTP %d %s",
                      call->target, end->code, why.text);
         pause_call(call, asked_s > 0 ? asked_s * SECOND_US + pause_us : pause_us);

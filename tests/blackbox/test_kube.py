@@ -97,6 +97,34 @@ def test_list_comes_in_parts_and_begins_again_when_it_has_expired(api, client):
     assert client.ask("list", limit=4, quiet=True)["http"] == 410
 
 
+def test_part_of_a_list_that_was_refused_is_asked_for_again(api, client):
+    for i in range(10):
+        api.put(PODS, pod(f"p{i}"))
+    for start in range(1, 10):  # more refusals than one part may have
+        api.fault(f"continue=[0-9]+(/|%2F){start}$", kube_api.refuse(429))
+    number = client.start("list", limit=1)
+    lines = [client.next(number)]
+    while "status" not in lines[-1]:
+        lines.append(client.next(number))
+    assert (lines[-1]["status"], lines[-1]["items"]) == ("GR_OK", 10)
+    assert not any("restart" in line for line in lines)
+    assert len(api.asked("limit=1")) == 10 + 9
+
+
+def test_list_whose_part_broke_off_begins_again(api, client):
+    for i in range(4):
+        api.put(PODS, pod(f"p{i}"))
+    text = json.dumps({"metadata": {}, "items": [pod("p2")]})[:-2]
+    api.fault("continue=", kube_api.send_text(text, length=9999))
+    number = client.start("list", limit=2, quiet=True)
+    assert client.next(number)["restart"]
+    assert client.next(number)["items"] == 4
+    api.fault("continue=", kube_api.refuse(503), times=100)
+    done = client.ask("list", limit=2, quiet=True)
+    assert done["http"] == 503
+    assert len(api.asked("continue=")) == 2 + 6
+
+
 def test_failures_are_sentences(api, client):
     api.forbidden.append(("GET", "/pods/a$"))
     said = client.ask("get", name="a")
