@@ -133,8 +133,7 @@ static bool are_all_ready(const gr_mpijob *m)
 
 static void create_launcher(gr_mpijob *m)
 {
-    const char *policy = gr_object_text(m->look.job, "spec.launcherCreationPolicy");
-    if ((policy != NULL && strcmp(policy, "AtStartup") == 0) || are_all_ready(m)) {
+    if (!gr_mpijob_launcher_waits(m) || are_all_ready(m)) {
         m->launcher = gr_mpijob_launcher(m);
         gr_look_write(&m->look, "create", json_incref(m->launcher));
     }
@@ -215,7 +214,23 @@ static void keep_objects(gr_mpijob *m)
     }
 }
 
-/* What is done otherwise than the job says, told once. */
+/* A group of more pods than there are without the launcher is never placed. */
+static void warn_of_min_available(gr_mpijob *m)
+{
+    char message[GR_EVENT_BYTES];
+    int64_t min = gr_object_int(m->look.job, "spec.runPolicy.schedulingPolicy.minAvailable", 0);
+    if (m->look.view->gang_scheduler[0] != '\0' && gr_mpijob_launcher_waits(m) &&
+        min > m->workers) {
+        snprintf(message, sizeof message,
+                 "no pod can start: spec.runPolicy.schedulingPolicy.minAvailable %" PRId64
+                 " is more than the %" PRId64 " workers, for which the launcher waits "
+                 "(spec.launcherCreationPolicy)",
+                 min, m->workers);
+        gr_look_event(&m->look, "Warning", "MinAvailable", message);
+    }
+}
+
+/* What is done otherwise than the job says, or cannot be done, told once. */
 static void warn(gr_mpijob *m)
 {
     enum { NAME_BYTES_MAX = 253 };
@@ -229,6 +244,7 @@ static void warn(gr_mpijob *m)
                       "spec.launcherCreationPolicy is neither AtStartup nor "
                       "WaitForWorkersReady: the launcher waits for the workers");
     }
+    warn_of_min_available(m);
     for (size_t i = 0; gang_scheduler[0] != '\0' && i < sizeof roles / sizeof roles[0]; i++) {
         const json_t *spec =
             json_object_get(gr_object_at(m->look.job, "spec.mpiReplicaSpecs"), roles[i]);

@@ -44,6 +44,9 @@ json_t *gr_mpijob_worker(gr_mpijob *m, int64_t index);
 json_t *gr_mpijob_launcher(gr_mpijob *m);
 json_t *gr_mpijob_launcher_template(gr_mpijob *m);
 json_t *gr_mpijob_pod_group(gr_mpijob *m);
+/* Returns true if the launcher is made when the workers are ready, by launcherCreationPolicy: until
+ * then the PodGroup is theirs alone. */
+bool gr_mpijob_launcher_waits(const gr_mpijob *m);
 /* Returns true if the labels make the pod a worker of this job. *index_out: which one. */
 bool gr_mpijob_is_worker(const gr_mpijob *m, const json_t *pod, int64_t *index_out);
 

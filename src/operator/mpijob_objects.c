@@ -395,6 +395,13 @@ json_t *gr_mpijob_launcher(gr_mpijob *m)
 }
 
 /* ---- PodGroup -------------------------------------------------------------------------------- */
+bool gr_mpijob_launcher_waits(const gr_mpijob *m)
+{
+    const char *policy = gr_object_text(m->look.job, "spec.launcherCreationPolicy");
+    return m->launcher == NULL && !m->is_suspended && m->workers > 0 &&
+           !(policy != NULL && strcmp(policy, "AtStartup") == 0);
+}
+
 /* What the first `min_member` pods need, those of the higher priority first; NULL: not to be
  * said. */
 static json_t *min_resources(gr_mpijob *m, int64_t min_member)
@@ -410,7 +417,10 @@ static json_t *min_resources(gr_mpijob *m, int64_t min_member)
         return NULL;
     }
     int64_t launchers = 1, workers = m->workers;
-    if (1 + workers > min_member) {
+    if (gr_mpijob_launcher_waits(m)) {
+        launchers = 0;
+        workers = workers > min_member ? min_member : workers;
+    } else if (1 + workers > min_member) {
         if (worker == NULL) {
             return NULL;
         }
@@ -438,7 +448,8 @@ json_t *gr_mpijob_pod_group(gr_mpijob *m)
     const char *noted_queue =
         json_string_value(json_object_get(notes, "scheduling.volcano.sh/queue-name"));
     gr_pod_group group = {
-        .min_member = gr_object_int(policy, "minAvailable", m->workers + 1),
+        .min_member = gr_object_int(policy, "minAvailable",
+                                    m->workers + (gr_mpijob_launcher_waits(m) ? 0 : 1)),
         .queue = first_of(gr_object_text(policy, "queue"), noted_queue),
         .priority_class =
             first_of(gr_object_text(policy, "priorityClass"),

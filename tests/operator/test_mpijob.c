@@ -697,6 +697,75 @@ static void pod_group_of_scheduler_plugins_joined_by_label(void **state)
     close_cluster(&c);
 }
 
+static void ready_workers(cluster *c, int count)
+{
+    for (int i = 0; i < count; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "train-worker-%d", i);
+        set_phase(c, name, "Running");
+        set(find(c, "Pod", name), "status.conditions", "[{'type': 'Ready', 'status': 'True'}]");
+    }
+}
+
+/* A group that counts it would never be placed. */
+static void pod_group_leaves_out_a_launcher_that_waits_for_the_workers(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 2);
+    c.gang_scheduler = "volcano";
+    set(c.job, "spec.launcherCreationPolicy", "'WaitForWorkersReady'");
+    json_t *specs = gr_object_at(c.job, "spec.mpiReplicaSpecs");
+    set(specs, "Launcher.template.spec.containers",
+        "[{'name': 'a', 'resources': {'requests': {'cpu': '1'}}}]");
+    set(specs, "Worker.template.spec.containers",
+        "[{'name': 'b', 'resources': {'requests': {'cpu': '4'}}}]");
+    settle(&c);
+    assert_json(gr_object_at(find(&c, "PodGroup", "train"), "spec"),
+                "{'minMember': 2, 'minResources': {'cpu': '8'}}");
+    assert_null(find(&c, "Job", "train-launcher"));
+    ready_workers(&c, 2);
+    settle(&c);
+    assert_non_null(find(&c, "Job", "train-launcher"));
+    assert_json(gr_object_at(find(&c, "PodGroup", "train"), "spec"),
+                "{'minMember': 3, 'minResources': {'cpu': '9'}}");
+    close_cluster(&c);
+}
+
+static void pod_group_of_more_than_the_workers_that_the_launcher_waits_for_is_told(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *given, *policy, *resources;
+        bool is_told;
+    } cases[] = {{"1", "'WaitForWorkersReady'", "{'cpu': '4'}", false},
+                 {"2", "'WaitForWorkersReady'", "{'cpu': '8'}", false},
+                 {"3", "'WaitForWorkersReady'", "{'cpu': '8'}", true},
+                 {"3", "'AtStartup'", "{'cpu': '8'}", false}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cluster c;
+        open_cluster(&c, 2);
+        c.gang_scheduler = "volcano";
+        set(c.job, "spec.launcherCreationPolicy", cases[i].policy);
+        set(c.job, "spec.runPolicy.schedulingPolicy.minAvailable", cases[i].given);
+        set(c.job, "spec.mpiReplicaSpecs.Worker.template.spec.containers",
+            "[{'name': 'b', 'resources': {'requests': {'cpu': '4'}}}]");
+        look(&c);
+        assert_string_equal(event(&c, 1, "reason"), cases[i].is_told ? "MinAvailable" : "");
+        assert_string_equal(event(&c, 1, "message"),
+                            cases[i].is_told
+                                ? "no pod can start: spec.runPolicy.schedulingPolicy.minAvailable "
+                                  "3 is more than the 2 workers, for which the launcher waits "
+                                  "(spec.launcherCreationPolicy)"
+                                : "");
+        carry_out(&c);
+        json_t *group = find(&c, "PodGroup", "train");
+        assert_int_equal(gr_object_int(group, "spec.minMember", 0), cases[i].given[0] - '0');
+        assert_json(gr_object_at(group, "spec.minResources"), cases[i].resources);
+        close_cluster(&c);
+    }
+}
+
 /* ---- Memory ---------------------------------------------------------------------------------- */
 static void memory_missing_anywhere_told_and_nothing_half_made(void **state)
 {
@@ -739,6 +808,8 @@ int main(void)
         cmocka_unit_test(job_resumed_template_follows_when_it_may_change),
         cmocka_unit_test(pod_group_counts_the_lower_priority_less),
         cmocka_unit_test(pod_group_of_scheduler_plugins_joined_by_label),
+        cmocka_unit_test(pod_group_leaves_out_a_launcher_that_waits_for_the_workers),
+        cmocka_unit_test(pod_group_of_more_than_the_workers_that_the_launcher_waits_for_is_told),
         cmocka_unit_test(memory_missing_anywhere_told_and_nothing_half_made),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
