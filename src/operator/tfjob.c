@@ -148,6 +148,7 @@ static void report_status(gr_training *t)
             }
         }
         bool is_restarting =
+            gr_training_remakes(t, role) &&
             gr_object_holds(json_object_get(t->look.status, "conditions"), "Restarting");
         if (role->failed > 0 && !is_restarting && !(is_dynamic && is_worker)) {
             snprintf(message, sizeof message,

@@ -54,11 +54,17 @@ void gr_training_event(gr_training *t, const char *type, const char *what, const
     gr_look_event(&t->look, type, reason, message);
 }
 
-static bool has_failed_pods(const gr_training *t)
+bool gr_training_remakes(const gr_training *t, const gr_training_role *role)
+{
+    return strcmp(role->restart_policy, "Never") != 0 &&
+           (t->kind->restarts_failed || strcmp(role->restart_policy, "ExitCode") == 0);
+}
+
+static bool remakes_failed_pods(const gr_training *t)
 {
     int64_t failed = 0;
     for (size_t r = 0; r < t->role_count; r++) {
-        failed += t->roles[r].failed;
+        failed += gr_training_remakes(t, &t->roles[r]) ? t->roles[r].failed : 0;
     }
     return failed > 0;
 }
@@ -69,7 +75,7 @@ void gr_training_set_condition(gr_training *t, const char *type, bool is_true, c
     char reason[64];
     snprintf(reason, sizeof reason, "%s%s", t->look.kind, what);
     bool is_running = is_true && strcmp(type, "Running") == 0;
-    if (!holds(t, "Failed") && !(is_running && holds(t, "Restarting") && has_failed_pods(t))) {
+    if (!holds(t, "Failed") && !(is_running && holds(t, "Restarting") && remakes_failed_pods(t))) {
         (void)gr_look_set_condition(&t->look, type, is_true, reason, message);
     }
 }
@@ -522,7 +528,7 @@ static void judge_failed(gr_training *t, const gr_training_role *role, const jso
     char message[GR_EVENT_BYTES];
     int64_t code;
     bool is_by_code = strcmp(role->restart_policy, "ExitCode") == 0;
-    if (strcmp(role->restart_policy, "Never") == 0 || !(is_by_code || t->kind->restarts_failed)) {
+    if (!gr_training_remakes(t, role)) {
         return;
     }
     if (is_by_code && gr_training_exit_code(role, pod, &code) && code < GR_TRAINING_FIRST_SIGNAL) {

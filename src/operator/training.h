@@ -93,7 +93,8 @@ gr_status gr_training_reconcile(const gr_training_kind *kind, const gr_operator_
 /* NULL: the job has no such pods. */
 const gr_training_role *gr_training_find_role(const gr_training *t, const char *name);
 /* Sets a condition with the reason KIND<what>, unless the job has failed. A job that restarts does
- * not run until the pods that failed are gone: the two would take turns at each look. */
+ * not run until the failed pods that are made anew are gone: the two would take turns at each look.
+ */
 void gr_training_set_condition(gr_training *t, const char *type, bool holds, const char *what,
                                const char *message);
 /* Sends an event with the reason KIND<what>. */
@@ -102,6 +103,8 @@ void gr_training_event(gr_training *t, const char *type, const char *what, const
 void gr_training_delete_pods(gr_training *t);
 /* The role that a label of the pod says; NULL: none. */
 const char *gr_training_role_of(const json_t *pod);
+/* Returns true if pods of the role that fail are deleted and made anew. */
+bool gr_training_remakes(const gr_training *t, const gr_training_role *role);
 /* Returns true if the pod is of the server role, also if no role wants it any more. */
 bool gr_training_serves(const gr_training *t, const json_t *pod);
 /* Deletes one pod, unless it goes already. */

@@ -187,6 +187,46 @@ static void worker_failed_job_failed_unless_workers_are_dynamic(void **state)
     }
 }
 
+/* That another role restarts does not mend it. */
+static void role_that_is_never_restarted_fails_the_job_while_another_restarts(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, "{'PS': " ROLE("1") ", 'Worker': " ROLE("2") "}");
+    set(c.job, "spec.tfReplicaSpecs.Worker.restartPolicy", "'OnFailure'");
+    run_all_pods(&c);
+    set_phase(&c, "train-worker-1", "Failed");
+    look(&c);
+    carry_out(&c);
+    assert_true(holds(&c, "Restarting") && !holds(&c, "Failed"));
+    set_phase(&c, "train-ps-0", "Failed");
+    settle(&c);
+    assert_true(holds(&c, "Failed") && !holds(&c, "Restarting"));
+    close_cluster(&c);
+}
+
+/* The failed one stays, and the job goes on without it. */
+static void job_runs_again_beside_a_pod_that_failed_for_good(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, "{'PS': " ROLE("1") ", 'Worker': " ROLE("2") "}");
+    set(c.job, "spec.enableDynamicWorker", "true");
+    set(c.job, "spec.tfReplicaSpecs.PS.restartPolicy", "'OnFailure'");
+    run_all_pods(&c);
+    set_phase(&c, "train-worker-1", "Failed");
+    settle(&c);
+    set_phase(&c, "train-ps-0", "Failed");
+    look(&c);
+    carry_out(&c);
+    assert_true(holds(&c, "Restarting"));
+    settle(&c);
+    set_phase(&c, "train-ps-0", "Running");
+    settle(&c);
+    assert_true(holds(&c, "Running") && !holds(&c, "Restarting"));
+    close_cluster(&c);
+}
+
 static void workers_fewer_and_slow_to_end_job_goes_on(void **state)
 {
     (void)state;
@@ -274,6 +314,8 @@ int main(void)
         cmocka_unit_test(worker_alone_has_no_tf_config),
         cmocka_unit_test(success_policy_all_workers_waits_for_all),
         cmocka_unit_test(worker_failed_job_failed_unless_workers_are_dynamic),
+        cmocka_unit_test(role_that_is_never_restarted_fails_the_job_while_another_restarts),
+        cmocka_unit_test(job_runs_again_beside_a_pod_that_failed_for_good),
         cmocka_unit_test(workers_fewer_and_slow_to_end_job_goes_on),
         cmocka_unit_test(chief_done_while_a_worker_failed_job_succeeded),
         cmocka_unit_test(two_chiefs_refused),
