@@ -558,7 +558,7 @@ typedef struct attempt {
     int64_t working;   /* pods that run or will */
     int64_t original;  /* those of them that were made with the attempt */
     int64_t succeeded; /* with code 0 */
-    int64_t going;     /* told to go */
+    int64_t going;     /* told to go: soon they are lost */
     int64_t lost;      /* by a signal, with their node, by somebody's delete */
     int64_t peerless;  /* only since others were lost */
     int64_t asked;     /* ended since they were asked to */
@@ -642,8 +642,9 @@ static bool may_join(const gr_training *t, const gr_training_role *role, const a
                REPLACED_MIN + REPLACED_SHARE * role->replicas;
 }
 
-/* Pods that were lost make room, and those that have gone are made anew. One that only lost the
- * others is not replaced when just joining ones are left: they may be waiting for nobody. */
+/* Pods that were lost make room, and those that have gone are made anew; with them those that have
+ * failed, which may be their doing. One that only lost the others is not replaced when just joining
+ * ones are left: they may be waiting for nobody. */
 static void replace_lost(gr_training *t, gr_training_role *role, const attempt *a)
 {
     for (int64_t n = 0; n < role->replicas; n++) {
@@ -653,8 +654,9 @@ static void replace_lost(gr_training *t, gr_training_role *role, const attempt *
         if (has_failed) {
             (void)gr_training_exit_code(role, pod, &code);
         }
-        if (has_failed &&
-            (code >= GR_TRAINING_FIRST_SIGNAL || (code == CODE_PEER && a->original > 0))) {
+        bool is_by_loss =
+            code == CODE_PEER ? a->original > 0 : code != CODE_RESUME && a->lost + a->going > 0;
+        if (has_failed && (code >= GR_TRAINING_FIRST_SIGNAL || is_by_loss)) {
             gr_training_delete_pod(t, pod);
         }
     }
@@ -673,7 +675,7 @@ static void restart(gr_training *t, const attempt *a, const gr_gradusjob_servers
     char message[GR_EVENT_BYTES];
     int64_t restarts = gr_object_int(t->look.status, "restarts", 0);
     bool counts = a->lost + a->peerless + a->failed + s->lost > 0;
-    bool by_servers = s->lost > 0 && a->lost == 0;
+    bool by_servers = s->lost > 0 && a->lost + a->going == 0;
     const char *who = by_servers ? "parameter servers" : "workers";
     if (counts && restarts >= backoff_limit(t)) {
         snprintf(message, sizeof message,
@@ -724,7 +726,7 @@ static bool has_failed(const attempt *a, const gr_gradusjob_servers *s, const ch
     snprintf(message_out, GR_EVENT_BYTES,
              "GradusJob %s has failed because %" PRId64 " %s(s) failed.", name,
              by_servers ? s->failed : a->failed, by_servers ? "parameter server" : "worker");
-    return by_servers || (a->failed > 0 && a->lost == 0 && !s->was_lost);
+    return by_servers || (a->failed > 0 && a->lost + a->going == 0 && !s->was_lost);
 }
 
 /* False: this look has nothing more to do. */

@@ -531,6 +531,68 @@ static void exit_code_of_a_worker_fails_the_job_unless_others_were_lost(void **s
     }
 }
 
+static void mark_deleted(cluster *c, const char *pod)
+{
+    set(find(c, "Pod", pod), "metadata.deletionTimestamp", "'2026-05-01T10:00:00Z'");
+}
+
+/* It is seen to fail before the one whose loss is the cause has ended. */
+static void worker_that_fails_while_another_is_deleted_does_not_fail_the_job(void **state)
+{
+    (void)state;
+    static const char *const ends_of_deleted[] = {"Running", "Failed"};
+    for (size_t i = 0; i < sizeof ends_of_deleted / sizeof ends_of_deleted[0]; i++) {
+        cluster c;
+        open_cluster(&c, 2);
+        json_object_del(gr_object_at(c.job, "spec"), "job");
+        set(c.job, "spec.command", "['./train']");
+        run_all_pods(&c);
+        mark_deleted(&c, "train-worker-1");
+        if (strcmp(ends_of_deleted[i], "Failed") == 0) {
+            end_pod(&c, "train-worker-1", 1); /* its program makes an error of the signal */
+        }
+        end_pod(&c, "train-worker-0", 1);
+        look(&c);
+        assert_writes(&c, "delete train-worker-0, status train");
+        carry_out(&c);
+        assert_true(holds(&c, "Restarting") && !holds(&c, "Failed"));
+        assert_int_equal(gr_object_int(c.job, "status.restarts", 0), 1);
+        remove_object(&c, "Pod", "train-worker-1");
+        run_all_pods(&c);
+        assert_true(holds(&c, "Running"));
+        end_pod(&c, "train-worker-0", 1); /* nobody goes now */
+        settle(&c);
+        assert_true(holds(&c, "Failed"));
+        close_cluster(&c);
+    }
+}
+
+static void worker_that_failed_as_another_was_lost_is_made_anew_too(void **state)
+{
+    (void)state;
+    for (int is_deleted = 0; is_deleted < 2; is_deleted++) {
+        cluster c;
+        open_cluster(&c, 3);
+        run_all_pods(&c);
+        end_pod(&c, "train-worker-1", 1);
+        if (is_deleted) {
+            mark_deleted(&c, "train-worker-2");
+            settle(&c);
+            remove_object(&c, "Pod", "train-worker-2");
+        } else {
+            end_pod(&c, "train-worker-2", 137);
+        }
+        settle(&c);
+        assert_true(holds(&c, "Running") && !holds(&c, "Failed"));
+        assert_int_equal(gr_object_int(c.job, "status.replaced", 0), 2);
+        run_all_pods(&c);
+        end_pod(&c, "train-worker-1", 1);
+        settle(&c);
+        assert_true(holds(&c, "Failed"));
+        close_cluster(&c);
+    }
+}
+
 static void scaled_job_goes_on_with_another_number(void **state)
 {
     (void)state;
@@ -674,6 +736,8 @@ int main(void)
         cmocka_unit_test(pod_lost_before_all_have_run_all_begin_anew),
         cmocka_unit_test(worker_that_could_not_go_on_before_all_have_run_all_begin_anew),
         cmocka_unit_test(exit_code_of_a_worker_fails_the_job_unless_others_were_lost),
+        cmocka_unit_test(worker_that_fails_while_another_is_deleted_does_not_fail_the_job),
+        cmocka_unit_test(worker_that_failed_as_another_was_lost_is_made_anew_too),
         cmocka_unit_test(scaled_job_goes_on_with_another_number),
         cmocka_unit_test(suspended_job_has_no_pods_and_resumes),
         cmocka_unit_test(what_is_wrong_is_told_in_sentences),
