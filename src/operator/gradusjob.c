@@ -778,6 +778,20 @@ static bool keep_attempt(gr_training *t)
 }
 
 /* ---- Status ---------------------------------------------------------------------------------- */
+/* No worker is waited for. One that is told to go may do so for ever, when its node is lost; where
+ * the others have done the work, how it ends changes nothing. */
+static bool have_all_ended(const gr_training *t, const gr_training_role *role)
+{
+    int64_t leaving = 0;
+    for (int64_t n = 0; n < role->replicas; n++) {
+        leaving += gr_training_has_phase(role->pods[n], "Running") &&
+                   gr_object_at(role->pods[n], "metadata.deletionTimestamp") != NULL;
+    }
+    return role->active == 0 ||
+           (role->active == leaving &&
+            role->succeeded >= gr_object_int(t->look.job, WORKERS ".Worker.minReplicas", 1));
+}
+
 static void report_status(gr_training *t)
 {
     char message[GR_EVENT_BYTES];
@@ -790,11 +804,13 @@ static void report_status(gr_training *t)
     bool serve = servers == NULL || servers->active == servers->replicas;
     bool has_run = gr_object_holds(conditions, "Running") || role->succeeded == role->replicas ||
                    (role->active + role->succeeded == role->replicas && serve);
-    if (has_run && role->active == 0 && role->succeeded > 0) {
+    if (has_run && have_all_ended(t, role) && role->succeeded > 0) {
         snprintf(message, sizeof message, "GradusJob %s/%s successfully completed.", t->look.space,
                  t->look.name);
         gr_training_end(t, "Succeeded", message);
-    } else if (has_run) {
+        return;
+    }
+    if (has_run) {
         snprintf(message, sizeof message, "GradusJob %s/%s is running.", t->look.space,
                  t->look.name);
         gr_training_set_condition(t, "Running", true, "Running", message);

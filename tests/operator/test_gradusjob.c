@@ -593,6 +593,45 @@ static void worker_that_failed_as_another_was_lost_is_made_anew_too(void **state
     }
 }
 
+/* Nobody tells how a pod has ended whose node is lost: it is told to go, and runs for ever. */
+static void job_is_done_without_a_worker_that_is_deleted_and_never_ends(void **state)
+{
+    (void)state;
+    for (int needs_all = 0; needs_all < 2; needs_all++) {
+        cluster c;
+        open_cluster(&c, 3);
+        set(c.job, "spec.workers.minReplicas", needs_all ? "3" : "2");
+        run_all_pods(&c);
+        mark_deleted(&c, "train-worker-1");
+        end_pod(&c, "train-worker-0", 0);
+        settle(&c);
+        assert_true(holds(&c, "Running")); /* worker 2 has not ended */
+        end_pod(&c, "train-worker-2", 0);
+        settle(&c);
+        assert_int_equal(holds(&c, "Succeeded"), !needs_all);
+        assert_int_equal(holds(&c, "Running"), needs_all);
+        remove_object(&c, "Pod", "train-worker-1");
+        look(&c);
+        carry_out(&c);
+        assert_int_equal(holds(&c, "Restarting"), needs_all);
+        close_cluster(&c);
+    }
+}
+
+static void worker_that_is_deleted_fails_no_job_that_others_have_done(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 2);
+    run_all_pods(&c);
+    mark_deleted(&c, "train-worker-1");
+    end_pod(&c, "train-worker-1", 1);
+    end_pod(&c, "train-worker-0", 0);
+    settle(&c);
+    assert_true(holds(&c, "Succeeded") && !holds(&c, "Failed"));
+    close_cluster(&c);
+}
+
 static void scaled_job_goes_on_with_another_number(void **state)
 {
     (void)state;
@@ -738,6 +777,8 @@ int main(void)
         cmocka_unit_test(exit_code_of_a_worker_fails_the_job_unless_others_were_lost),
         cmocka_unit_test(worker_that_fails_while_another_is_deleted_does_not_fail_the_job),
         cmocka_unit_test(worker_that_failed_as_another_was_lost_is_made_anew_too),
+        cmocka_unit_test(job_is_done_without_a_worker_that_is_deleted_and_never_ends),
+        cmocka_unit_test(worker_that_is_deleted_fails_no_job_that_others_have_done),
         cmocka_unit_test(scaled_job_goes_on_with_another_number),
         cmocka_unit_test(suspended_job_has_no_pods_and_resumes),
         cmocka_unit_test(what_is_wrong_is_told_in_sentences),
