@@ -682,7 +682,7 @@ static void restart(gr_training *t, const attempt *a, const gr_gradusjob_servers
                  "GradusJob %s has failed because its %s were lost, after %" PRId64
                  " restarts (spec.runPolicy.backoffLimit).",
                  t->look.name, who, restarts);
-        gr_training_delete_pods(t);
+        gr_training_stop_pods(t);
         gr_training_end(t, "Failed", message);
         return;
     }

@@ -281,6 +281,11 @@ void gr_training_delete_pods(gr_training *t)
     delete_objects(t, false);
 }
 
+void gr_training_stop_pods(gr_training *t)
+{
+    delete_objects(t, strcmp(json_string_value(run_policy(t, "cleanPodPolicy")), "All") != 0);
+}
+
 void gr_training_delete_pod(gr_training *t, const json_t *pod)
 {
     (void)delete_own(t, pod);
@@ -461,7 +466,11 @@ static bool reaches_limit(gr_training *t)
     if (limit == NULL) {
         return false;
     }
-    delete_objects(t, false);
+    if (t->kind->has_attempts) {
+        gr_training_stop_pods(t);
+    } else {
+        delete_objects(t, false);
+    }
     delete_pod_group(t);
     snprintf(message, sizeof message, "Job %s has failed because %s", t->look.name, limit);
     gr_training_end(t, "Failed", message);

@@ -101,6 +101,8 @@ void gr_training_set_condition(gr_training *t, const char *type, bool holds, con
 void gr_training_event(gr_training *t, const char *type, const char *what, const char *message);
 /* Deletes all pods and their Services; those of the server role once the others have ended. */
 void gr_training_delete_pods(gr_training *t);
+/* Likewise, but those that have ended stay, with their logs, unless cleanPodPolicy is All. */
+void gr_training_stop_pods(gr_training *t);
 /* The role that a label of the pod says; NULL: none. */
 const char *gr_training_role_of(const json_t *pod);
 /* Returns true if pods of the role that fail are deleted and made anew. */

@@ -465,7 +465,8 @@ static void too_few_left_all_begin_anew_until_the_limit(void **state)
         "GradusJob train has failed because its workers were lost, after 1 "
         "restarts (spec.runPolicy.backoffLimit).");
     settle(&c);
-    assert_int_equal(count_pods(&c), 0);
+    assert_int_equal(count_pods(&c), 1); /* the one that was lost, with its log */
+    assert_non_null(find(&c, "Pod", "train-worker-1"));
     close_cluster(&c);
 }
 
@@ -632,6 +633,32 @@ static void worker_that_is_deleted_fails_no_job_that_others_have_done(void **sta
     close_cluster(&c);
 }
 
+/* What runs is ended; what has ended keeps its log, unless the policy is another one. */
+static void job_over_its_deadline_keeps_pods_as_its_policy_says(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *policy;
+        int kept;
+    } cases[] = {{"'Running'", 1}, {"'None'", 1}, {"'All'", 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cluster c;
+        open_cluster(&c, 3);
+        set(c.job, "spec.runPolicy",
+            "{'activeDeadlineSeconds': 90, 'schedulingPolicy': {'minAvailable': 1}}");
+        set(c.job, "spec.runPolicy.cleanPodPolicy", cases[i].policy);
+        run_all_pods(&c);
+        end_pod(&c, "train-worker-1", 0);
+        settle(&c);
+        c.now = "2026-05-01T10:01:30Z";
+        settle(&c);
+        assert_true(holds(&c, "Failed"));
+        assert_int_equal(count_pods(&c), cases[i].kept);
+        assert_int_equal(find(&c, "Pod", "train-worker-1") != NULL, cases[i].kept);
+        close_cluster(&c);
+    }
+}
+
 static void scaled_job_goes_on_with_another_number(void **state)
 {
     (void)state;
@@ -779,6 +806,7 @@ int main(void)
         cmocka_unit_test(worker_that_failed_as_another_was_lost_is_made_anew_too),
         cmocka_unit_test(job_is_done_without_a_worker_that_is_deleted_and_never_ends),
         cmocka_unit_test(worker_that_is_deleted_fails_no_job_that_others_have_done),
+        cmocka_unit_test(job_over_its_deadline_keeps_pods_as_its_policy_says),
         cmocka_unit_test(scaled_job_goes_on_with_another_number),
         cmocka_unit_test(suspended_job_has_no_pods_and_resumes),
         cmocka_unit_test(what_is_wrong_is_told_in_sentences),
