@@ -167,6 +167,32 @@ static void sort_objects(gr_training *t)
     }
 }
 
+/* ---- Times ----------------------------------------------------------------------------------- */
+enum { YEARS_S = 2000000000 }; /* what is longer is for ever */
+
+static void look_again(const gr_training *t, int64_t after_s)
+{
+    int64_t *at_s = &t->look.result->again_after_s;
+    *at_s = *at_s > 0 && *at_s < after_s ? *at_s : after_s;
+}
+
+/* Seconds until `limit_s` after that time of the status, 0 if it is over; -1: never. Has the job
+ * looked at again then. */
+static int64_t seconds_left(gr_training *t, const char *since, const json_t *limit_s)
+{
+    int64_t begin, now;
+    if (!json_is_integer(limit_s) || json_integer_value(limit_s) > YEARS_S ||
+        !gr_object_time(gr_object_text(t->look.status, since), &begin) ||
+        !gr_object_time(t->look.view->now, &now)) {
+        return -1;
+    }
+    int64_t left = begin + (int64_t)json_integer_value(limit_s) - now;
+    if (left > 0) {
+        look_again(t, left);
+    }
+    return left > 0 ? left : 0;
+}
+
 /* ---- Deleting -------------------------------------------------------------------------------- */
 /* Tells of what is made or deleted, "Created" or "Deleted". */
 static void report_change(gr_training *t, const char *done, const char *reason_end,
@@ -213,6 +239,26 @@ bool gr_training_serves(const gr_training *t, const json_t *pod)
            strcasecmp(role, t->kind->server_role) == 0;
 }
 
+/* It has not ended. One that is still there long after it was told to go never tells: its node is
+ * lost. */
+static bool may_save(const gr_training *t, const json_t *pod)
+{
+    enum { GRACE_S = 30, MORE_S = 60 };
+    int64_t told, now;
+    int64_t grace_s =
+        gr_object_int(t->roles[0].template, "spec.terminationGracePeriodSeconds", GRACE_S);
+    if (gr_training_has_ended(pod) || grace_s > YEARS_S ||
+        !gr_object_time(gr_object_text(pod, "metadata.deletionTimestamp"), &told) ||
+        !gr_object_time(t->look.view->now, &now)) {
+        return !gr_training_has_ended(pod);
+    }
+    int64_t left = told + grace_s + MORE_S - now;
+    if (left > 0) {
+        look_again(t, left);
+    }
+    return left > 0;
+}
+
 /* Returns true if pods run that the server role serves. */
 static bool is_served(const gr_training *t)
 {
@@ -221,14 +267,14 @@ static bool is_served(const gr_training *t)
     for (size_t r = 0; r < t->role_count && t->kind->server_role != NULL; r++) {
         const gr_training_role *role = &t->roles[r];
         for (int64_t n = 0; n < role->replicas && !gr_training_is_server_role(t, role->name); n++) {
-            if (role->pods[n] != NULL && !gr_training_has_ended(role->pods[n])) {
+            if (role->pods[n] != NULL && may_save(t, role->pods[n])) {
                 return true;
             }
         }
     }
     json_array_foreach(t->kind->server_role != NULL ? t->surplus : NULL, i, object)
     {
-        if (!gr_training_serves(t, object) && !gr_training_has_ended(object)) {
+        if (!gr_training_serves(t, object) && may_save(t, object)) {
             return true;
         }
     }
@@ -306,25 +352,6 @@ static void delete_pod_group(gr_training *t)
                       "Job has been terminated. Deleting PodGroup");
         gr_look_event(&t->look, "Normal", "SuccessfulDeletePodGroup", message);
     }
-}
-
-/* ---- Times ----------------------------------------------------------------------------------- */
-/* Seconds until `limit_s` after that time of the status, 0 if it is over; -1: never. Has the job
- * looked at again then. */
-static int64_t seconds_left(gr_training *t, const char *since, const json_t *limit_s)
-{
-    enum { YEARS_S = 2000000000 }; /* what is longer is for ever */
-    int64_t begin, now;
-    if (!json_is_integer(limit_s) || json_integer_value(limit_s) > YEARS_S ||
-        !gr_object_time(gr_object_text(t->look.status, since), &begin) ||
-        !gr_object_time(t->look.view->now, &now)) {
-        return -1;
-    }
-    int64_t left = begin + (int64_t)json_integer_value(limit_s) - now;
-    if (left > 0) {
-        t->look.result->again_after_s = left;
-    }
-    return left > 0 ? left : 0;
 }
 
 /* ---- The end --------------------------------------------------------------------------------- */

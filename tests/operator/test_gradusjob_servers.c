@@ -485,6 +485,34 @@ static void servers_go_when_the_workers_are_done(void **state)
     }
 }
 
+/* Its node is lost: nobody tells that it has ended. */
+static void servers_do_not_stay_for_a_worker_that_is_deleted_and_never_ends(void **state)
+{
+    (void)state;
+    static const char *const policies[] = {"'Running'", "'None'"};
+    for (size_t i = 0; i < sizeof policies / sizeof policies[0]; i++) {
+        cluster c;
+        open_cluster(&c, 2);
+        set(c.job, "spec.runPolicy.cleanPodPolicy", policies[i]);
+        set(c.job, "spec.runPolicy.ttlSecondsAfterFinished", "3600");
+        run_all_pods(&c);
+        mark_as_going(&c, "train-worker-1");
+        end_pod(&c, "train-worker-0", 0);
+        settle(&c);
+        assert_true(holds(&c, "Succeeded"));
+        assert_non_null(find(&c, "Pod", "train-server-0")); /* it may save what they keep */
+        assert_int_equal(c.result.again_after_s, 30 + 60);
+        c.now = "2026-05-01T10:01:29Z";
+        look(&c);
+        assert_writes(&c, "");
+        c.now = "2026-05-01T10:01:30Z";
+        settle(&c);
+        assert_null(find(&c, "Pod", "train-server-0"));
+        assert_int_equal(c.result.again_after_s, 3600 - 90);
+        close_cluster(&c);
+    }
+}
+
 static void servers_stay_as_long_as_a_worker_of_a_failed_job_runs(void **state)
 {
     (void)state;
@@ -577,6 +605,7 @@ int main(void)
         cmocka_unit_test(workers_that_fail_after_a_server_was_lost_begin_anew),
         cmocka_unit_test(servers_go_once_the_workers_are_gone),
         cmocka_unit_test(servers_go_when_the_workers_are_done),
+        cmocka_unit_test(servers_do_not_stay_for_a_worker_that_is_deleted_and_never_ends),
         cmocka_unit_test(servers_stay_as_long_as_a_worker_of_a_failed_job_runs),
         cmocka_unit_test(what_is_wrong_with_servers_is_told_in_sentences),
         cmocka_unit_test(memory_missing_anywhere_told_and_nothing_half_made),
