@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Se
 
 from . import _library
 from ._buffers import Buffer, DType, borrow, dtype_of, size_array
-from ._future import SLICE_S, Future, Held, Watcher, check_timeout
+from ._future import SLICE_S, Future, Held, Watcher, check_timeout, take
 from ._library import BOOTSTRAP, Call, CommConfig, Diag, MessageSource, bytes_or_none, lib, text_of
 from .errors import Error, InvalidError, Status, error_of
 
@@ -412,7 +412,7 @@ class Communicator:
         array = (c_void_p * len(buffers))(*[buffer.address for buffer in buffers])
         call.partials = ctypes.addressof(array)
         call._partials = array
-        return self._submit(call, Future(self, "allreduce", buffers, partials[0]), buffers)
+        return self._submit(call, Future(self, "allreduce", buffers, partials[0]))
 
     def broadcast_start(self, data: Any, root: int = 0, *, name: Optional[str] = None,
                         dtype: Any = None) -> Future:
@@ -695,7 +695,7 @@ class Communicator:
             came = MessageSource()
             call.source_out = ctypes.pointer(came)
             value = lambda: Message(came.rank, came.tag)  # noqa: E731
-        return self._submit(call, Future(self, operation, buffers, value), buffers)
+        return self._submit(call, Future(self, operation, buffers, value))
 
     def _fill(self, call: Call, source: Optional[Buffer], target: Optional[Buffer],
               counts: Optional[Sequence[int]], recv_counts: Optional[Sequence[int]], blocks: str,
@@ -755,7 +755,7 @@ class Communicator:
             call._recv_counts = size_array(recv_counts)
             call.recv_counts = ctypes.cast(call._recv_counts, type(call.recv_counts))
 
-    def _submit(self, call: Call, future: Future, buffers: List[Buffer]) -> Future:
+    def _submit(self, call: Call, future: Future) -> Future:
         if len(self._inflight) >= _REAP:
             for other in list(self._inflight):
                 other.done()
@@ -763,15 +763,14 @@ class Communicator:
         held: Held = []
         try:
             self._enter_or_raise(future.operation, held)
+            take(future._lock, held)  # nobody moves it on before it has begun
             self._inflight.add(future)  # before it begins: KeyboardInterrupt may come at any moment
             status = lib.gr_start(self._handle, byref(call), 1, byref(future._op))
             if status != Status.OK:
-                self._inflight.discard(future)
-                for buffer in buffers:
-                    buffer.release()
-                raise self._failure(status, future.operation)
+                future._finish(status)
+                raise future._error
         finally:
-            for leave in held:
+            for leave in reversed(held):
                 leave()
         return future
 

@@ -424,3 +424,52 @@ def test_communicator_closes_and_renews_while_a_callback_waits(ranks):
         ''', flags=["--min-workers", 1, "--max-workers", 2], timeout=60)
     assert lines == [["CancelledError False", "CancelledError False", "refused", "True",
                       "CancelledError False", "True", "CancelledError False"]]
+
+
+def test_communicator_leaves_a_start_in_progress_to_its_thread(ranks):
+    """Whoever submits looks at all that is under way, and close() does."""
+    lines = ranks(1, '''
+        import threading
+        import gradus
+        from gradus._library import lib
+        begin, found = lib.gr_start, []
+
+        class Starter(threading.Thread):
+            """Receives with tag 1; its start goes on when go() is called."""
+
+            def __init__(self):
+                super().__init__()
+                self.inside, self.may_go = threading.Event(), threading.Event()
+                self.start()
+                self.inside.wait()
+
+            def begin(self, *arguments):
+                self.inside.set()
+                self.may_go.wait()
+                return begin(*arguments)
+
+            def run(self):
+                self.future = comm.recv_start(bytearray(1), 0, 1)
+                found.append(type(self.future.exception()).__name__)
+
+            def go(self):
+                self.may_go.set()
+                self.join()
+
+        lib.gr_start = lambda *arguments: getattr(threading.current_thread(), "begin", begin)(
+            *arguments)
+        comm = gradus.Communicator()
+        others = [comm.recv_start(bytearray(1), 0, 2) for _ in range(63)]
+        starter = Starter()
+        others += [comm.recv_start(bytearray(1), 0, 2), comm.send_start(b"x", 0, 1)]
+        starter.go()
+        starter = Starter()
+        closer = threading.Thread(target=comm.close)
+        closer.start()
+        while not comm._closed:
+            pass
+        starter.go()
+        closer.join()
+        print(*found, type(others[0].exception()).__name__)
+        ''')
+    assert lines == [["NoneType CancelledError CancelledError"]]
