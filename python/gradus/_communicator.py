@@ -894,13 +894,17 @@ def _bootstrap(gather: Callable[[bytes], Sequence[bytes]], size: int, failed: Li
 
 def _interruptibly(call: Callable[[], int], undo: Callable[[], None], *kept: Any) -> int:
     """call() on a thread of its own where Ctrl-C could not end it; if it comes, undo() when call()
-    has succeeded after all. `kept` lives as long as that thread."""
+    has succeeded after all. What call() raises is raised. `kept` lives as long as that thread."""
     if threading.current_thread() is not threading.main_thread():
         return call()
     over, lock, state = threading.Event(), threading.Lock(), {}
 
     def run() -> None:
-        status = call()
+        status = None
+        try:
+            status = call()
+        except BaseException as error:  # it is the caller's
+            state["error"] = error
         with lock:
             state["status"] = status
             left = state.get("left") and status == Status.OK
@@ -919,6 +923,6 @@ def _interruptibly(call: Callable[[], int], undo: Callable[[], None], *kept: Any
         if late:
             undo()
         raise
+    if "error" in state:
+        raise state["error"]
     return state["status"]
-
-

@@ -11,6 +11,7 @@ from conftest import blackbox
 # What each program begins with.
 BEGIN = '''
 import array
+import ctypes
 import os
 import signal
 import sys
@@ -291,11 +292,13 @@ assert list(weight.pull().values) == [1.0] * 4
 child = os.fork()
 if child == 0:
     try:
-        weight.pull()
-    except gradus.InvalidError as error:
-        os._exit(0 if "forked" in str(error) else 2)
-    os._exit(1)
+        for call in (weight.pull, lambda: weight.set(F)):
+            assert "forked" in str(refused(gradus.InvalidError, call))
+        os._exit(0)
+    finally:
+        os._exit(1)
 assert os.waitpid(child, 0)[1] == 0
+refused(ctypes.ArgumentError, lambda: client.barrier("all", 1.5))
 assert list(weight.push_pull(F, rate=1.0).values) == [1.0] * 4
 os.environ.update(GRADUS_SECRET=open(os.environ.pop("GRADUS_SECRET_FILE")).read().strip(),
                   GRADUS_RANK="5")
