@@ -24,6 +24,7 @@ OPS = {"sum": 0, "average": 1, "min": 2, "max": 3, "product": 4, "band": 6, "bor
 
 _ALLREDUCE, _REDUCE_SCATTER, _ALLGATHER, _BROADCAST, _BARRIER, _REDUCE = 0, 1, 2, 3, 4, 5
 _GATHER, _SCATTER, _ALLTOALL, _SEND, _RECV = 6, 7, 8, 9, 10
+_ANY_FACTOR = 2.0  # the library checks a call that scales by it as one that scales by 0
 _LOOK_S = 0.001  # between two looks whether other threads have left the library
 _REAP = 64  # so many unfinished futures, and those that are over are looked for
 
@@ -372,7 +373,8 @@ class Communicator:
         ranks.
 
         op                   "sum", "average", "min", "max", "product", "band", "bor", "bxor"
-        prescale, postscale  multiply contributions, and the result; not of bool
+        prescale, postscale  multiply contributions, and the result; not of bool. 0 makes them
+                             zeros, whatever they are
 
         Sums are added in a fixed order: the same bits for any link and algorithm. Raises
         InvalidError; the future raises MismatchError, PeerLostError, PeerSlowError, AbortedError,
@@ -691,11 +693,36 @@ class Communicator:
                 buffer.release()
             raise InvalidError(error.sentence, rank=self._rank, operation=operation) from None
         value = out if out is not None else data
-        if coll == _RECV:
+        if prescale == 0 or postscale == 0:
+            value = self._scale_by_zero(call, (target or source).dtype.itemsize, counts, in_place,
+                                        value)
+        elif coll == _RECV:
             came = MessageSource()
             call.source_out = ctypes.pointer(came)
             value = lambda: Message(came.rank, came.tag)  # noqa: E731
         return self._submit(call, Future(self, operation, buffers, value))
+
+    def _scale_by_zero(self, call: Call, itemsize: int, counts: Optional[Sequence[int]],
+                       in_place: bool, value: Any) -> Any:
+        """The library takes a factor of 0 as "not scaled". It gets zeros as this rank's
+        contribution, and the result is cleared when it is there. Returns the future's value."""
+        whole, mine, before = call.count, call.count, 0
+        if call.coll == _REDUCE_SCATTER:
+            blocks = [call.count] * self._size if counts is None else list(counts)
+            whole, mine, before = sum(blocks), blocks[self._rank], sum(blocks[:self._rank])
+        result = (call.out or 0) + (before * itemsize if in_place else 0)
+        zero, call.prescale = call.prescale == 0, call.prescale or _ANY_FACTOR
+        if zero:
+            call._zeros = (ctypes.c_uint8 * (whole * itemsize))()
+            call.in_, call.out = ctypes.addressof(call._zeros), result
+        if call.postscale != 0:
+            return value
+        call.postscale = _ANY_FACTOR
+
+        def clear() -> Any:
+            ctypes.memset(result, 0, mine * itemsize)
+            return value
+        return clear
 
     def _fill(self, call: Call, source: Optional[Buffer], target: Optional[Buffer],
               counts: Optional[Sequence[int]], recv_counts: Optional[Sequence[int]], blocks: str,

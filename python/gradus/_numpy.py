@@ -7,7 +7,7 @@ import numpy
 
 from ._engine import HorovodInternalError, Request, Signature
 from ._execute import Arrays, Memory, adasum, kind_of
-from ._submit import Adasum, Made, ReduceOp, factors_of, name_of, root_of, splits_of
+from ._submit import Adasum, Made, ReduceOp, name_of, root_of, splits_of
 from ._world import ProcessSet, world
 from .errors import InvalidError
 
@@ -66,7 +66,7 @@ def allreduce(values: Sequence[Any], name: Optional[str], op: ReduceOp, prescale
     kind = "allreduce" if len(values) == 1 else "grouped_allreduce"
     arrays = [_dense(value, kind) for value in values]
     results = [numpy.empty_like(array, order="C") for array in arrays]
-    prescale, postscale, zero = factors_of(prescale, postscale)
+    zero = 0 in (prescale, postscale)  # the library takes 0 as "not scaled"
 
     def finish() -> List[numpy.ndarray]:
         return [numpy.zeros_like(one) for one in results] if zero else results
@@ -114,7 +114,7 @@ def reducescatter(values: Sequence[Any], name: Optional[str], op: ReduceOp, pres
         raise NotImplementedError(f"{kind} with Adasum is not supported")
     arrays = [_rows(_dense(value, kind), kind) for value in values]
     outputs: List[Memory] = []
-    prescale, postscale, zero = factors_of(prescale, postscale)
+    zero = 0 in (prescale, postscale)  # the library takes 0 as "not scaled"
 
     def finish() -> List[numpy.ndarray]:
         found = [one.owner for one in outputs]

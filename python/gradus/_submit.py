@@ -49,12 +49,6 @@ def op_of(op: Optional[ReduceOp], average: Optional[bool]) -> ReduceOp:
     return Sum if average is False else Average
 
 
-def factors_of(prescale: float, postscale: float) -> Tuple[float, float, bool]:
-    """What the library is given, which takes 0 for "not scaled", and whether the result is 0."""
-    zero = prescale == 0 or postscale == 0
-    return (1.0, 1.0, True) if zero else (prescale, postscale, False)
-
-
 class Made(str):
     """A name that is made here: a tensor waits for an earlier one of its name. Those without a name
     meet in the order in which they are submitted."""

@@ -99,6 +99,38 @@ for kind in DType:
           run("alltoall", [me] * sum(to), out=sum(came), counts=to, recv_counts=came),
           coded(kind, sum(([rank] * (rank + 1) for rank in range(n)), [])))
     check("empty", run("allreduce", []), coded(kind, []))
+    if kind == DType.BOOL:
+        for factor in "prescale", "postscale":
+            try:
+                run("allreduce", of(me), **{factor: 0.0})
+                raise AssertionError(factor)
+            except gradus.InvalidError as error:
+                assert factor in str(error), error
+        continue
+    # Rank 0 alone multiplies by 0.
+    whole = [sum(column) for column in zip(*all_of(2 * n))]
+    gives, gets = {"prescale": 0.0 if me == 0 else 1.0}, {"postscale": 0.0 if me == 0 else 1.0}
+    others = [sum(column) for column in zip(*all_of(2 * n)[1:])]
+    for out in (None, 2 * n):
+        check("zero given", run("allreduce", of(me, 2 * n), out=out, **gives), coded(kind, others))
+        check("zero got", run("allreduce", of(me), out=out and 4, **gets),
+              coded(kind, sums if me else [0] * 4))
+    check("reduce_scatter zero", run("reduce_scatter", of(me, 2 * n), out=2, **gives),
+          coded(kind, others[2 * me:2 * me + 2]))
+    for words, expected in (gives, others), (gets, [x if me else 0 for x in whole]):
+        found = comm.reduce_scatter(coded(kind, of(me, 2 * n)), dtype=kind, **words)
+        size = len(found) // n
+        check("reduce_scatter zero in place", found[size * me:size * (me + 1)],
+              coded(kind, expected[2 * me:2 * me + 2]))
+    others = [sum(column) for column in zip(*all_of(sum(counts))[1:])]
+    check("reduce_scatter zero counts",
+          run("reduce_scatter", of(me, sum(counts)), out=me + 1, counts=counts, **gives),
+          coded(kind, others[first:first + me + 1]))
+    found = comm.reduce_scatter(coded(kind, of(me, sum(counts))), counts=counts, dtype=kind,
+                                **gives)
+    size = len(found) // sum(counts)
+    check("reduce_scatter zero counts in place", found[size * first:size * (first + me + 1)],
+          coded(kind, others[first:first + me + 1]))
 comm.barrier()
 print("done")
 '''

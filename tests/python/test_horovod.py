@@ -265,6 +265,7 @@ def errors():
     bad = {"shape": lambda: hvd.allreduce(torch.ones(2 + me), name="w"),
            "type": lambda: hvd.allreduce(torch.ones(2).to(FLOATS[2 + me % 2]), name="w"),
            "op": lambda: hvd.allreduce(torch.ones(2), name="w", op=[hvd.Sum, hvd.Max][me % 2]),
+           "factor": lambda: hvd.allreduce(torch.ones(2), name="w", postscale_factor=float(me)),
            "root": lambda: hvd.broadcast(torch.ones(2), me % 2, name="w"),
            "row": lambda: hvd.allgather(torch.ones(2, 2 + me), name="w")}
     for call in bad.values():

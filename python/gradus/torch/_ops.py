@@ -8,8 +8,8 @@ import torch
 from .._engine import Request, Signature
 from .._execute import Arrays, adasum, kind_of
 from .._submit import *  # noqa: F401,F403
-from .._submit import (Adasum, Average, Handle, Made, Max, Min, Product, ReduceOp, Sum, factors_of,
-                       name_of, op_of, root_of, splits_of, submit, synchronize)
+from .._submit import (Adasum, Average, Handle, Made, Max, Min, Product, ReduceOp, Sum, name_of,
+                       op_of, root_of, splits_of, submit, synchronize)
 from .._submit import __all__ as _names_of_submit
 from .._world import ProcessSet, global_process_set, world
 from ..errors import InvalidError
@@ -80,7 +80,7 @@ def _reduce(tensors: Sequence[torch.Tensor], targets: Optional[Sequence[torch.Te
     else:
         results, outputs = list(targets), dense  # in place, or in a copy of what has gaps
         put_back = _tensors.copied(results, dense)
-    prescale, postscale, zero = factors_of(prescale, postscale)
+    zero = 0 in (prescale, postscale)  # the library takes 0 as "not scaled"
     result = results[0] if single else results
     if zero or put_back:
         value = result
@@ -469,7 +469,7 @@ def _scatter(tensors: Sequence[torch.Tensor], name: Optional[str], op: Optional[
         if tensor.dim() == 0:
             raise ValueError(f"{kind} of a tensor without a dimension; use tensor.reshape(1)")
     outputs: List[torch.Tensor] = []
-    prescale, postscale, zero = factors_of(prescale, postscale)
+    zero = 0 in (prescale, postscale)  # the library takes 0 as "not scaled"
 
     def result():
         for output in outputs if zero else ():
