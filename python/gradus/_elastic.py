@@ -8,7 +8,7 @@ import logging
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ._engine import HorovodInternalError, HostsUpdatedInterrupt
-from ._objects import any_of
+from ._objects import any_of, broadcast_object
 from ._process import WorkerExit
 from ._world import rank, world
 from .errors import CancelledError, Error, UnsupportedError
@@ -16,6 +16,9 @@ from .errors import CancelledError, Error, UnsupportedError
 _LOST_PEERS = 76  # the launcher looks for the rank that failed first
 
 _log = logging.getLogger("gradus.elastic")
+
+
+broadcast_state = functools.partial(broadcast_object, name="elastic.state")
 
 
 class _HostMessages:
@@ -83,7 +86,8 @@ class State:
 
 
 class ObjectState(State):
-    """A state of attributes that pickle: ObjectState(hvd.broadcast_object, hvd.rank, epoch=0)."""
+    """A state of attributes that pickle: ObjectState(hvd.broadcast_object, hvd.rank, epoch=0).
+    `bcast_object` is called with what rank 0 has for all."""
 
     def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int],
                  **kwargs: Any) -> None:
@@ -105,7 +109,7 @@ class ObjectState(State):
     def sync(self) -> None:
         if self._saved_state:
             self.save()
-            self._saved_state = self._bcast_object(self._saved_state, name="elastic.state")
+            self._saved_state = self._bcast_object(self._saved_state)
             self._set()
 
 

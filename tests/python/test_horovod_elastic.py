@@ -71,6 +71,11 @@ shuffled.reset()
 assert sorted(first[:11]) == list(range(11))
 assert sum(zip(*hvd.allgather_object(list(shuffled))), ())[:8] == first[3:11]
 
+# The function of a program is called with the object alone.
+own = hvd.elastic.ObjectState(lambda one: hvd.broadcast_object(one), hvd.rank, place=hvd.rank())
+own.sync()
+assert own.place == 0
+
 # Any rank may ask for a change, and programs look whether one has.
 assert state._host_messages.empty()
 state.on_hosts_updated()

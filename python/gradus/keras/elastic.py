@@ -14,9 +14,8 @@ from typing import Any, Dict, List, Optional
 
 import numpy
 
-from .._elastic import ObjectState, State, run
+from .._elastic import ObjectState, State, broadcast_state, run
 from .._engine import HorovodInternalError, HostsUpdatedInterrupt
-from .._objects import broadcast_object
 from .._world import rank
 from ._framework import attach, keras, state_of, value_of, variables_of
 from ._functions import send_variables
@@ -34,7 +33,7 @@ class KerasState(ObjectState):
         self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
         self._named = state_of(model, self.optimizer)
         self._keep()
-        super().__init__(broadcast_object, rank, **kwargs)
+        super().__init__(broadcast_state, rank, **kwargs)
 
     def _variables(self) -> List[Any]:
         """More than ranks have alike: dropout goes on where it was, on each."""

@@ -15,10 +15,9 @@ import numpy
 import tensorflow as tf
 
 from .. import _numpy
-from .._elastic import ObjectState, State, run
+from .._elastic import ObjectState, State, broadcast_state, run
 from .._engine import HorovodInternalError, HostsUpdatedInterrupt
 from .._gradients import label_of
-from .._objects import broadcast_object
 from .._world import global_process_set, rank
 
 
@@ -37,7 +36,7 @@ class TensorFlowState(ObjectState):
                            for one in self.variables]
             self._assign = [one.assign(feed) for one, feed in zip(self.variables, self._feeds)]
         self._values = self._read()
-        super().__init__(broadcast_object, rank, **kwargs)
+        super().__init__(broadcast_state, rank, **kwargs)
 
     def _read(self) -> List[numpy.ndarray]:
         found = [one.numpy() for one in self.variables] if self.session is None else \

@@ -18,7 +18,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple, Type
 
 import torch
 
-from .._elastic import ObjectState, State, run
+from .._elastic import ObjectState, State, broadcast_state, run
 from .._engine import HorovodInternalError, HostsUpdatedInterrupt
 from .._objects import broadcast_object
 from .._world import rank, size
@@ -175,7 +175,7 @@ class TorchState(ObjectState):
         for name, value in (("model", model), ("optimizer", optimizer)):
             if value is None:
                 object.__setattr__(self, name, None)
-        super().__init__(broadcast_object, rank, **kwargs)
+        super().__init__(broadcast_state, rank, **kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
