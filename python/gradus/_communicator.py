@@ -819,12 +819,15 @@ class Communicator:
             raise InvalidError("the communicator is closed", rank=self._rank, operation=operation)
 
     def _refuse_unless_open(self, operation: str) -> None:
+        self._refuse_if_forked(operation)
+        if self._closed:
+            raise InvalidError("the communicator is closed", rank=self._rank, operation=operation)
+
+    def _refuse_if_forked(self, operation: str) -> None:
         if os.getpid() != self._pid:
             raise InvalidError("the communicator belongs to the process that this one was forked "
                                "from; make one of its own here, or use it there",
                                rank=self._rank, operation=operation)
-        if self._closed:
-            raise InvalidError("the communicator is closed", rank=self._rank, operation=operation)
 
     def _check(self, status: int, operation: str) -> None:
         if status != Status.OK:

@@ -213,6 +213,7 @@ class Engine:
 
     def submit(self, request: Request, wake: bool = True) -> Request:
         """Begins a collective. Without `wake` the caller waits for it at once."""
+        self.comm._refuse_if_forked(request.signature.kind)
         request.since = time.monotonic()
         with self._mutex:
             if self._ended is not None:
@@ -233,6 +234,7 @@ class Engine:
     def wait(self, request: Request) -> Any:
         """Returns its result, or raises its error."""
         if not request.over:
+            self.comm._refuse_if_forked(request.signature.kind)
             try:
                 with self._mutex:
                     self._awaited.append(request)

@@ -102,9 +102,16 @@ class World:
     def is_ready(self) -> bool:
         return self._ready
 
+    def _refuse_if_forked(self, operation: str) -> None:
+        """Before a lock is taken, which a thread may hold that is not there."""
+        self.comm()._refuse_if_forked(operation)
+
+    def _is_forked(self) -> bool:
+        return self._comm is not None and self._comm._pid != os.getpid()
+
     def engine(self, process_set: ProcessSet) -> Engine:
         """That of a process set."""
-        self.comm()
+        self._refuse_if_forked("a collective")
         engine = process_set._engine
         if engine is None:
             process_set._check()
@@ -173,6 +180,7 @@ class World:
 
     def add(self, process_set: ProcessSet) -> None:
         """All ranks call it with the same ranks."""
+        self._refuse_if_forked("add_process_set")
         with self.lock:
             self.comm()
             self._check_ranks(process_set)
@@ -180,6 +188,7 @@ class World:
 
     def remove(self, process_set: ProcessSet) -> bool:
         """All ranks call it. False: it is that of all ranks, or none any more."""
+        self._refuse_if_forked("remove_process_set")
         with self.lock:
             self.comm()
             number = process_set.process_set_id
@@ -246,7 +255,10 @@ class World:
     # ---- End -------------------------------------------------------------------------------------
 
     def shutdown(self, limit_s: float = _LEAVE_S) -> None:
-        """Ends Horovod on all ranks: what waits there fails."""
+        """Ends Horovod on all ranks: what waits there fails. In a process that was forked nothing
+        is to be ended, and locks may be held by threads that are not there."""
+        if self._is_forked():
+            return
         with self.lock:
             if not self._ready:
                 return
@@ -268,6 +280,7 @@ class World:
     def renew(self) -> None:
         """Goes on with the ranks that live, and with those that have come. Process sets of init
         come again where all their ranks are there."""
+        self._refuse_if_forked("renew")
         with self.lock:
             engine = self._stop(0)
             self._renewed = True
@@ -278,9 +291,8 @@ class World:
             self._meet()
 
     def leave(self) -> None:
-        """At the end of the process: waits for nobody. In one that was forked nothing is to be
-        ended, and locks may be held by threads that are not there."""
-        if self._ready and self._comm._pid == os.getpid():
+        """At the end of the process: waits for nobody."""
+        if self._ready and not self._is_forked():
             engine = self._stop(0)
             self._comm.close(keep_arrays=False)
             engine.release()

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from gradus import _execute
 from gradus._engine import Request, Signature
 from gradus._world import world
+from gradus.errors import InvalidError
 
 torch.Tensor.numpy = None  # there may be no numpy
 if not FIRST:  # torch.distributed and Horovod's interface in one process
@@ -460,10 +461,22 @@ hvd.init(process_sets=[hvd.ProcessSet([0])])
 same("once more", hvd.allreduce(torch.ones(2), op=hvd.Sum), torch.full((2,), float(n)))
 forgets()
 if FIRST:  # what is forked ends as any process does, and ends nothing here
-    child = os.fork()
-    if not child:
-        sys.exit()
+    handle = hvd.allreduce_async(torch.ones(2), name="before" if me else "before, on rank 0")
+    engine = hvd.global_process_set._engine
+    with engine._mutex:  # as a thread may do that is not in the child
+        child = os.fork()
+        if not child:
+            for call in (lambda: hvd.allreduce(torch.ones(2)), hvd.barrier, hvd.join,
+                         lambda: hvd.synchronize(handle), lambda: hvd.add_process_set([0, 1]),
+                         lambda: engine.submit(Request("x", Signature("barrier"), [], [], None))):
+                refused(["forked"], InvalidError, call)
+            hvd.shutdown()
+            assert (hvd.rank(), hvd.size()) == (me, n)
+            sys.exit()
     assert os.waitpid(child, 0)[1] == 0
+    hvd.barrier()  # the handles of all were under way until here
+    hvd.allreduce_(torch.ones(2), name="before, on rank 0" if me else "before")
+    hvd.synchronize(handle)
     same("forked", hvd.allreduce(torch.ones(2), op=hvd.Sum), torch.full((2,), float(n)))
     ends()
 print("done")
