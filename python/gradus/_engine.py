@@ -487,8 +487,9 @@ class Engine:
             entry = self._slots[ready.bit_length() - 1]
             if entry.small is not None and not self._joined:
                 entry.used = self._cycles
-                request = self._done_with(entry.name)
+                request, started = self._done_with(entry.name), time.monotonic()
                 entry.small.reduce(request)
+                self.timeline.done(request, started)
                 self._complete(request)
                 self._empty = self._stuck = 0
                 return
@@ -716,7 +717,7 @@ class Engine:
         self._executor.run(work)
         for response in work:
             if response.request is not None:
-                self.timeline.done(response, started)
+                self.timeline.done(response.request, started)
                 self._complete(response.request)
 
     def _complete(self, request: Request) -> None:

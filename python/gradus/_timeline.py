@@ -41,12 +41,12 @@ class Timeline:
         if self._file is not None and self._cycles:
             self._write("CYCLE_START", time.monotonic(), row="cycles")
 
-    def done(self, response: Any, started: float) -> None:
+    def done(self, request: Any, started: float) -> None:
         """A collective is over, which has begun to be executed at `started`."""
         if self._file is None:
             return
-        kind = response.request.signature.kind.upper()
-        row, since, now = response.name, response.request.since, time.monotonic()
+        kind = request.signature.kind.upper()
+        row, since, now = request.name, request.since, time.monotonic()
         self._write(f"NEGOTIATE_{kind}", since, row, started - since)
         self._write(kind, started, row, now - started)
 

@@ -250,7 +250,8 @@ for kind in (torch.float16, torch.bfloat16):
 
 # A timeline of rank 0.
 hvd.start_timeline(sys.argv[1], mark_cycles=True)
-hvd.allreduce(torch.ones(3), name="traced")
+for _ in range(3):  # the first time with an exchange
+    hvd.allreduce(torch.ones(3), name="traced")
 hvd.stop_timeline()
 
 
@@ -300,5 +301,6 @@ def test_horovod_optimizer_trains_as_one_process(torch_ranks, tmp_path):
     assert "others wait for since 0.3 s" in torch_ranks.err
     assert "'allreduce.late' (rank 1)" in torch_ranks.err
     events = json.loads((tmp_path / "trace.json").read_text())
+    assert [event["name"] for event in events].count("ALLREDUCE") == 3
     names = {event["args"]["name"] if event["ph"] == "M" else event["name"] for event in events}
     assert {"allreduce.traced", "NEGOTIATE_ALLREDUCE", "ALLREDUCE", "CYCLE_START"} <= names
