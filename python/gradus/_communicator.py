@@ -350,14 +350,15 @@ class Communicator:
         memory, held = c_void_p(), []
         try:
             self._enter_or_raise("alloc", held)
+            context = self._context  # renew() may make another one
             self._check(lib.gr_alloc(self._handle, count * kind.itemsize, byref(memory)), "alloc")
+            with context.lock:  # before close() can look
+                context.arrays += 1
         finally:
             for leave in held:
                 leave()
-        with self._context.lock:
-            self._context.arrays += 1
         array = _array_type(kind, count).from_address(memory.value)
-        weakref.finalize(array, self._context.free, memory.value).atexit = False
+        weakref.finalize(array, context.free, memory.value).atexit = False
         return array
 
     # ---- Collectives -----------------------------------------------------------------------------

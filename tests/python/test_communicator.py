@@ -505,3 +505,33 @@ def test_communicator_leaves_a_start_in_progress_to_its_thread(ranks):
         print(*found, type(others[0].exception()).__name__)
         ''')
     assert lines == [["NoneType CancelledError CancelledError"]]
+
+
+@pytest.mark.parametrize("end", ["close", "renew"])
+def test_communicator_that_ends_while_an_array_is_made_knows_of_it(ranks, end):
+    lines = ranks(1, '''
+        import sys
+        import threading
+        import gradus
+        from gradus._library import lib
+        comm = gradus.Communicator()
+        enter, free, freed = comm._enter, lib.gr_free, []
+        lib.gr_free = lambda *arguments: freed.append(free(*arguments))
+
+        def enter_and_end(held):
+            """Another thread ends the communicator as soon as this call has left the library."""
+            entered = enter(held)
+            ender = threading.Thread(target=getattr(comm, sys.argv[1]))
+            del comm._enter
+            held += [ender.start, ender.join]
+            return entered
+
+        comm._enter = enter_and_end
+        array = comm.alloc(1000)
+        if sys.argv[1] == "close":
+            array[:] = [1.0] * 1000
+            print(sum(array))
+        del array
+        print(comm._context.arrays, len(freed))
+        ''', end, flags=["--min-workers", 1, "--max-workers", 2])
+    assert lines == [["1000.0", "0 1"] if end == "close" else ["0 0"]]  # or it went with renew()
