@@ -91,7 +91,7 @@ class World:
         self.homogeneous = True
         self._settings: Optional[Settings] = None
         self._renewed = "GRADUS_JOINING" in os.environ  # the ranks are not those of the start
-        self._elastic = os.environ.get("GRADUS_MIN_WORKERS", "0") != "0"
+        self.elastic = os.environ.get("GRADUS_MIN_WORKERS", "0") != "0"  # ranks come and go
 
     def comm(self) -> Communicator:
         """The communicator, if hvd.init() was called."""
@@ -146,10 +146,10 @@ class World:
         while True:
             try:
                 self._begin([one for one in self.wanted if one.ranks[-1] < self._comm.size]
-                            if self._elastic else self.wanted)
+                            if self.elastic else self.wanted)
                 return
             except Error as error:
-                if error.usable or not self._elastic:
+                if error.usable or not self.elastic:
                     raise
                 for process_set in [one for one in self.wanted if one.process_set_id]:
                     self._unmake(process_set)

@@ -304,3 +304,28 @@ def test_horovod_optimizer_trains_as_one_process(torch_ranks, tmp_path):
     assert [event["name"] for event in events].count("ALLREDUCE") == 3
     names = {event["args"]["name"] if event["ph"] == "M" else event["name"] for event in events}
     assert {"allreduce.traced", "NEGOTIATE_ALLREDUCE", "ALLREDUCE", "CYCLE_START"} <= names
+
+
+def test_horovod_optimizer_of_one_process_leaves_gradients_alone(torch_ranks):
+    """In an elastic job it reduces: others may come."""
+    program = '''
+        import torch
+        import gradus.torch as hvd
+        hvd.init()
+        x, loss = torch.zeros(2, requires_grad=True), lambda: (x * 3).sum()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([x], lr=1.0), [("x", x)])
+        loss().backward()
+        try:
+            loss().backward()
+            optimizer.step()
+            print(x.tolist())
+            loss().backward()
+            optimizer.zero_grad()
+            optimizer.step()
+            print(x.tolist())
+        except AssertionError as error:
+            print(str(error).partition(" (")[0])
+        '''
+    assert torch_ranks(1, program) == [["[-6.0, -6.0]"] * 2]
+    assert torch_ranks(1, program, flags=["--min-workers", 1, "--max-workers", 2]) == [
+        ["the gradient of x was computed more than 1 times"]]

@@ -9,7 +9,7 @@ import torch
 
 from .._objects import broadcast_object
 from .._submit import forget
-from .._world import ProcessSet, global_process_set
+from .._world import ProcessSet, global_process_set, size, world
 from . import _tensors
 from ._compression import Compression
 from ._ops import (Adasum, Average, ReduceOp, allreduce_async, allreduce_async_,
@@ -69,8 +69,11 @@ class _Distributed(_Wrapper):
         self._hvd_groups: Dict[torch.Tensor, Tuple[str, List[torch.Tensor]]] = {}
         self._hvd_come: Dict[str, set] = {}
         self._hvd_sparse_dims: Dict[torch.Tensor, int] = {}
+        # As in Horovod gradients of a process that stays alone are its own, as often as they come.
+        self._hvd_reduces = process_set.included() and (size() > 1 or world.elastic)
         if process_set.included():
             self._hvd_make_groups(groups)
+        if self._hvd_reduces:
             for parameter in self._hvd_parameters:
                 self._hvd_hook(parameter)
 
@@ -86,10 +89,10 @@ class _Distributed(_Wrapper):
             # Rank 0's order counts: the sets of names may be ordered differently elsewhere.
             order = broadcast_object(list(by_name), self._hvd_set.ranks[0], name="hvd.groups",
                                      process_set=self._hvd_set)
-            size, more = divmod(len(order), groups)
+            least, more = divmod(len(order), groups)
             lists, at = [], 0
             for index in range(groups):
-                end = at + size + (index < more)
+                end = at + least + (index < more)
                 lists.append([by_name[name] for name in order[at:end]])
                 at = end
         else:
@@ -166,7 +169,7 @@ class _Distributed(_Wrapper):
     def synchronize(self) -> None:
         """Waits until all gradients are the ranks' averages. Those that backward has not reached
         count as zeros."""
-        if not self._hvd_set.included():
+        if not self._hvd_reduces:
             self._hvd_synchronized = True
             return
         for parameter in self._hvd_parameters:
