@@ -109,6 +109,11 @@ static gr_status fail_number(const gr_csv_cursor *cursor, const gr_csv_column *c
     return fail_cell(cursor, column, diag, what);
 }
 
+static const char *list_name(const gr_csv_column *column)
+{
+    return column->role == GR_CSV_LABEL ? "class names" : "categories";
+}
+
 static gr_status fail_listed(const gr_csv_cursor *cursor, const gr_csv_column *column,
                              const gr_csv_cell *cell, gr_diag *diag)
 {
@@ -125,7 +130,7 @@ static gr_status fail_listed(const gr_csv_cursor *cursor, const gr_csv_column *c
     const char *key = column->role == GR_CSV_LABEL ? "class_names" : "categories";
     snprintf(what, sizeof what,
              ": \"%s\" is none of its %s (%s); add it to %s, or correct the cell", text,
-             column->role == GR_CSV_LABEL ? "class names" : "categories", list, key);
+             list_name(column), list, key);
     return fail_cell(cursor, column, diag, what);
 }
 
@@ -202,31 +207,67 @@ gr_status gr_csv_find_cell(gr_csv_cursor *cursor, const char *begin, gr_csv_cell
     return GR_OK;
 }
 
-/* Texts are compared as they are; "1.0" is the "1" of a list all the same. */
-static bool is_text(const gr_csv_cursor *cursor, const gr_csv_cell *cell, const char *text)
+static bool is_text(const gr_csv_cell *cell, const char *text)
 {
-    size_t bytes = strlen(text);
-    if (bytes == cell->bytes && memcmp(text, cell->text, bytes) == 0) {
-        return true;
+    return strlen(text) == cell->bytes && memcmp(text, cell->text, cell->bytes) == 0;
+}
+
+/* The first text from number `from` on that is this one as a number; -1: none is. */
+static int find_number(const gr_csv_cursor *cursor, const gr_csv_column *column, double number,
+                       int from)
+{
+    for (int i = from; i < column->count; i++) {
+        const char *text = column->texts[i];
+        double listed;
+        if (is_number(cursor, text, strlen(text)) &&
+            gr_csv_number(text, cursor->locale, &listed) != NULL && listed == number) {
+            return i;
+        }
     }
-    double own, listed;
-    return is_number(cursor, text, bytes) && is_number(cursor, cell->text, cell->bytes) &&
-           gr_csv_number(text, cursor->locale, &listed) != NULL &&
-           gr_csv_number(cell->text, cursor->locale, &own) != NULL && own == listed;
+    return -1;
+}
+
+static gr_status fail_several(const gr_csv_cursor *cursor, const gr_csv_column *column,
+                              const gr_csv_cell *cell, int one, int other, gr_diag *diag)
+{
+    char text[EXCERPT_BYTES], what[512];
+    excerpt(cell, text);
+    snprintf(what, sizeof what,
+             ": \"%s\" could be each of \"%.60s\" and \"%.60s\" of its %s; write it as it is "
+             "listed",
+             text, column->texts[one], column->texts[other], list_name(column));
+    return fail_cell(cursor, column, diag, what);
+}
+
+/* The place of a cell in its column's list: a text is compared as it is, and "1.0" is the "1" of a
+ * list that has no "1.0". */
+static gr_status find_listed(const gr_csv_cursor *cursor, const gr_csv_column *column,
+                             const gr_csv_cell *cell, double *place_out, gr_diag *diag)
+{
+    for (int i = 0; i < column->count; i++) {
+        if (is_text(cell, column->texts[i])) {
+            *place_out = i;
+            return GR_OK;
+        }
+    }
+    double number = 0;
+    bool numeric = is_number(cursor, cell->text, cell->bytes) &&
+                   gr_csv_number(cell->text, cursor->locale, &number) != NULL;
+    int place = numeric ? find_number(cursor, column, number, 0) : -1;
+    if (place < 0) {
+        return fail_listed(cursor, column, cell, diag);
+    }
+    int other = find_number(cursor, column, number, place + 1);
+    *place_out = place;
+    return other < 0 ? GR_OK : fail_several(cursor, column, cell, place, other, diag);
 }
 
 gr_status gr_csv_cell_value(const gr_csv_cursor *cursor, const gr_csv_column *column,
                             const gr_csv_cell *cell, double *value_out, gr_diag *diag)
 {
     *value_out = 0;
-    for (int i = 0; i < column->count; i++) {
-        if (is_text(cursor, cell, column->texts[i])) {
-            *value_out = i;
-            return GR_OK;
-        }
-    }
     if (column->count > 0) {
-        return fail_listed(cursor, column, cell, diag);
+        return find_listed(cursor, column, cell, value_out, diag);
     }
     const char *end = cell->bytes > 0 ? gr_csv_number(cell->text, cursor->locale, value_out) : NULL;
     return end == cell->text + cell->bytes && end != NULL ? GR_OK

@@ -112,6 +112,35 @@ static void bad(const char *text, gr_table_options options, const char *sentence
     }
 }
 
+/* A number is a text first: of two that are equal as numbers, the one that is written so is meant.
+ */
+static void listed_text_is_preferred_to_an_equal_number(void **state)
+{
+    (void)state;
+    static const char *const codes[] = {"01", "1", "9007199254740993", "9007199254740992", "2"};
+    const gr_table_options options = {.class_names = codes,
+                                      .class_name_count = 5,
+                                      .categories = (const gr_table_texts[]){{"1", codes, 5}},
+                                      .category_count = 1,
+                                      .index_max = 8};
+    gr_table *table = open_table(state,
+                                 "1,01\n01,1\n2.0,9007199254740992\n"
+                                 "9007199254740992,9007199254740993\n01,2.0\n",
+                                 options, true);
+    expect(table, 0, (const float[]){0, 1, 0, 0, 0}, 0);
+    expect(table, 1, (const float[]){1, 0, 0, 0, 0}, 1);
+    expect(table, 2, (const float[]){0, 0, 0, 0, 1}, 3);
+    expect(table, 3, (const float[]){0, 0, 0, 1, 0}, 2);
+    expect(table, 4, (const float[]){1, 0, 0, 0, 0}, 4);
+    gr_table_close(table);
+    bad("01,2\n1.0,1\n", options,
+        "d.csv:2: column 1: \"1.0\" could be each of \"01\" and \"1\" of its categories; write it "
+        "as "
+        "it is listed");
+    bad("1,2\n1,1e0\n", options,
+        "d.csv:2: column 2: \"1e0\" could be each of \"01\" and \"1\" of its class names");
+}
+
 static void bad_cell_is_told_with_what_to_do(void **state)
 {
     (void)state;
@@ -206,6 +235,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(csv_of_names_quotes_and_texts_is_read),
         cmocka_unit_test(csv_of_labels_from_one_is_read_by_class_names),
+        cmocka_unit_test(listed_text_is_preferred_to_an_equal_number),
         cmocka_unit_test(bad_cell_is_told_with_what_to_do),
         cmocka_unit_test(header_with_another_number_of_names_is_refused),
         cmocka_unit_test(header_that_is_not_utf8_is_refused)};
