@@ -254,9 +254,9 @@ gr_status gr_csv_name(gr_csv_cursor *cursor, char name_out[GR_CSV_FIELD_BYTES_MA
     if (status != GR_OK) {
         return status;
     }
-    size_t bytes = 0;
-    while (bytes < cell.bytes) {
-        size_t length = gr_text_character(cell.text + bytes, cell.bytes - bytes);
+    size_t bytes = 0, at = 0;
+    while (at < cell.bytes) {
+        size_t length = gr_text_character(cell.text + at, cell.bytes - at);
         if (length == 0) {
             return gr_fail(diag, GR_E_INVALID,
                            "%s:%" PRId64 ": the name of column %d is not UTF-8; convert the file: "
@@ -266,9 +266,10 @@ gr_status gr_csv_name(gr_csv_cursor *cursor, char name_out[GR_CSV_FIELD_BYTES_MA
         if (bytes + length >= GR_CSV_FIELD_BYTES_MAX) {
             break;
         }
+        memcpy(name_out + bytes, cell.text + at, length);
         bytes += length;
+        at = length > 1 ? at + length : gr_csv_cell_next(&cell, at);
     }
-    memcpy(name_out, cell.text, bytes);
     name_out[bytes] = '\0';
     return go_behind(cursor, behind, last_out)
                ? GR_OK

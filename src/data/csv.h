@@ -104,10 +104,16 @@ float *gr_csv_spread(const gr_csv_column *column, double value, float *x_out);
 
 /* One field. */
 typedef struct gr_csv_cell {
-    const char *text; /* without quotes and the blanks around it */
+    const char *text; /* without quotes and the blanks around it; in quotes "" is one of them */
     size_t bytes;
     bool quoted;
 } gr_csv_cell;
+
+/* The place of the character behind the one at `at`. */
+static inline size_t gr_csv_cell_next(const gr_csv_cell *cell, size_t at)
+{
+    return at + (cell->quoted && cell->text[at] == '"' ? 2 : 1);
+}
 
 /* The field from `begin` on, which lies in the buffer; *behind_out is the delimiter or line end. */
 gr_status gr_csv_find_cell(gr_csv_cursor *cursor, const char *begin, gr_csv_cell *cell_out,

@@ -17,12 +17,11 @@ enum { EXCERPT_BYTES = 40, WHERE_BYTES = 120, LIST_BYTES = 100 };
 
 static void excerpt(const gr_csv_cell *cell, char text[EXCERPT_BYTES])
 {
-    size_t count = 0;
-    for (; count < cell->bytes && count < EXCERPT_BYTES - 4; count++) {
-        text[count] =
-            cell->text[count] >= ' ' && cell->text[count] <= '~' ? cell->text[count] : '?';
+    size_t count = 0, at = 0;
+    for (; at < cell->bytes && count < EXCERPT_BYTES - 4; at = gr_csv_cell_next(cell, at)) {
+        text[count++] = cell->text[at] >= ' ' && cell->text[at] <= '~' ? cell->text[at] : '?';
     }
-    memcpy(text + count, count < cell->bytes ? "..." : "", count < cell->bytes ? 4 : 1);
+    memcpy(text + count, at < cell->bytes ? "..." : "", at < cell->bytes ? 4 : 1);
 }
 
 /* "wine.csv:3: column 2 ("alcohol")" */
@@ -209,7 +208,12 @@ gr_status gr_csv_find_cell(gr_csv_cursor *cursor, const char *begin, gr_csv_cell
 
 static bool is_text(const gr_csv_cell *cell, const char *text)
 {
-    return strlen(text) == cell->bytes && memcmp(text, cell->text, cell->bytes) == 0;
+    size_t at = 0;
+    while (at < cell->bytes && *text != '\0' && cell->text[at] == *text) {
+        at = gr_csv_cell_next(cell, at);
+        text++;
+    }
+    return at == cell->bytes && *text == '\0';
 }
 
 /* The first text from number `from` on that is this one as a number; -1: none is. */

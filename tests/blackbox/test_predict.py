@@ -139,6 +139,27 @@ output: out
     assert list(found[0]) == ["class", "probability_small", "probability_large, really"]
 
 
+def test_predict_names_with_quotes(gradus, tmp_path):
+    """They are doubled in the file that is read, and in the one that is written."""
+    made = [(number % 7, '"5"" pipe"' if number % 7 > 3 else "rod") for number in range(80)]
+    table(tmp_path, "train.csv", '"the ""size""";kind', made)
+    (tmp_path / "job.yaml").write_text("""
+model: [{linear: 2}]
+data: {file: train.csv, header: true, delimiter: ";", label_column: kind,
+       class_names: [rod, '5" pipe'], normalize: standard}
+epochs: 1
+global_batch: 40
+checkpoint: {every: 1 epoch}
+output: out
+""")
+    done = gradus("run", "-np", 1, "job.yaml")
+    assert done.returncode == 0, done.stderr
+    table(tmp_path, "new.csv", '"the ""size"""', [(1,), (6,)])
+    found = predict(gradus)
+    assert found.splitlines()[0] == 'class,probability_rod,"probability_5"" pipe"'
+    assert {row["class"] for row in rows(found)} <= {"rod", '5" pipe'}
+
+
 @pytest.mark.parametrize("header, row, sentence", [
     ("size", "1", 'new.csv:1: there is no column "colour", which the model needs'),
     ("size;colour;weight", "1;red;2", "new.csv:1: the data that the model was trained with has no "

@@ -141,6 +141,48 @@ static void listed_text_is_preferred_to_an_equal_number(void **state)
         "d.csv:2: column 2: \"1e0\" could be each of \"01\" and \"1\" of its class names");
 }
 
+/* In quotes a doubled one is one, as RFC 4180 has it. */
+static void doubled_quote_is_one_of_the_text(void **state)
+{
+    static const char *const kinds[] = {"5\" pipe", "\"", "plain"};
+    static const char *const out[] = {"the \"note\""};
+    const gr_table_options options = {.header = true,
+                                      .label_name = "\"kind\"",
+                                      .class_names = kinds,
+                                      .class_name_count = 3,
+                                      .categories =
+                                          (const gr_table_texts[]){{"a \"size\"", kinds, 3}},
+                                      .category_count = 1,
+                                      .skip = out,
+                                      .skip_count = 1,
+                                      .index_max = 8};
+    gr_table *table =
+        open_table(state,
+                   "\"a \"\"size\"\"\",\"\"\"kind\"\"\",\"the \"\"note\"\"\"\n"
+                   "\"5\"\" pipe\",plain,\n5\" pipe,\"\"\"\",x\nplain,\"5\"\" pipe\",\n",
+                   options, true);
+    assert_string_equal(gr_table_layout(table)->column[0].name, "a \"size\"");
+    expect(table, 0, (const float[]){1, 0, 0}, 2);
+    expect(table, 1, (const float[]){1, 0, 0}, 1);
+    expect(table, 2, (const float[]){0, 0, 1}, 0);
+    gr_table_close(table);
+    bad("\"a \"\"size\"\"\",\"\"\"kind\"\"\",\"the \"\"note\"\"\"\n\"6\"\" pipe\",plain,\n",
+        options, "d.csv:2: column 1 (\"a \"size\"\"): \"6\" pipe\" is none of its categories");
+    bad("\"a \"\"size\"\"\",\"\"\"kind\"\"\",\"the \"\"note\"\"\"\n\"5\"\"\"\" pipe\",plain,\n",
+        options, "\"5\"\" pipe\" is none of its categories");
+    /* Names are cut at the length of what they mean. */
+    char text[700];
+    const gr_table_options named = {.header = true, .index_max = 4};
+    size_t used = (size_t)snprintf(text, sizeof text, "\"");
+    for (int i = 0; i < 126; i++) {
+        used += (size_t)snprintf(text + used, sizeof text - used, "\"\"");
+    }
+    snprintf(text + used, sizeof text - used, "b\",kind\n1,0\n");
+    table = open_table(state, text, named, true);
+    assert_int_equal(strlen(gr_table_layout(table)->column[0].name), 127);
+    gr_table_close(table);
+}
+
 static void bad_cell_is_told_with_what_to_do(void **state)
 {
     (void)state;
@@ -236,6 +278,7 @@ int main(void)
         cmocka_unit_test(csv_of_names_quotes_and_texts_is_read),
         cmocka_unit_test(csv_of_labels_from_one_is_read_by_class_names),
         cmocka_unit_test(listed_text_is_preferred_to_an_equal_number),
+        cmocka_unit_test(doubled_quote_is_one_of_the_text),
         cmocka_unit_test(bad_cell_is_told_with_what_to_do),
         cmocka_unit_test(header_with_another_number_of_names_is_refused),
         cmocka_unit_test(header_that_is_not_utf8_is_refused)};
