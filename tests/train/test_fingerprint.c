@@ -244,11 +244,52 @@ static void job_with_another_result_is_told_apart(void **state)
     }
 }
 
+/* Of a list with tens of thousands of texts. */
+static void long_list_is_told_whole(void **state)
+{
+    (void)state;
+    enum { TEXTS = 20000, TEXT_BYTES = 16 * TEXTS };
+    char *text = malloc(TEXT_BYTES), path[PATH_BYTES];
+    assert_non_null(text);
+    size_t used =
+        (size_t)snprintf(text, TEXT_BYTES, "data: {file: long.csv, header: yes, categories: {1: [");
+    for (int i = 0; i < TEXTS; i++) {
+        used += (size_t)snprintf(text + used, TEXT_BYTES - used, "%sc%05d", i > 0 ? ", " : "", i);
+    }
+    used += (size_t)snprintf(text + used, TEXT_BYTES - used,
+                             "]}}\nmodel: [linear: 2]\nepochs: 2\nglobal_batch: 2\n");
+    put("long.csv", "code,kind\nc00000,0\nc19999,1\n", strlen("code,kind\nc00000,0\nc19999,1\n"));
+    put("long.yaml", text, used);
+    gr_job *job = NULL;
+    gr_arena arena;
+    gr_fingerprint now;
+    gr_diag diag = {0};
+    gr_arena_init(&arena, 8 << 20);
+    gr_job_overrides overrides = {.run = {.workers = 1}, .output = folder};
+    snprintf(path, sizeof path, "%s/long.yaml", folder);
+    if (gr_job_open(path, &overrides, &job, &diag) != GR_OK ||
+        gr_fingerprint_of_job(job, &arena, &now, &diag) != GR_OK) {
+        fail_msg("%s", diag.text);
+    }
+    const char *value = NULL;
+    for (int i = 0; i < now.count; i++) {
+        value = strcmp(now.list[i].key, "data.categories") == 0 ? now.list[i].value : value;
+    }
+    assert_non_null(value);
+    assert_int_equal(strncmp(value, "{1: [c00000, c00001, ", 21), 0);
+    assert_int_equal(strlen(value), strlen("{1: []}") + 8 * TEXTS - 2);
+    assert_string_equal(value + strlen(value) - 16, "c19998, c19999]}");
+    gr_job_close(job);
+    gr_arena_fini(&arena);
+    free(text);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(manifest_of_an_earlier_version_is_of_the_same_job),
         cmocka_unit_test(manifest_with_another_value_is_of_another_job),
-        cmocka_unit_test(job_with_another_result_is_told_apart)};
+        cmocka_unit_test(job_with_another_result_is_told_apart),
+        cmocka_unit_test(long_list_is_told_whole)};
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

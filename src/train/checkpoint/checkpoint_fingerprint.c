@@ -43,25 +43,46 @@ static gr_status add(collector *c, const char *key, const char *value)
 
 /* ---- Values as text -------------------------------------------------------------------------- */
 
-/* The tree without its layout: two ways to write the same are equal. NULL: no memory. */
-static const char *node_text(gr_arena *arena, const gr_node *node)
+/* Writes `text` behind `at`, unless that is NULL; returns its length. */
+static size_t put_text(char *at, const char *text)
+{
+    size_t bytes = strlen(text);
+    if (at != NULL) {
+        memcpy(at, text, bytes);
+    }
+    return bytes;
+}
+
+/* The tree without its layout: two ways to write the same are equal. NULL: it is only measured. */
+static size_t put_node(char *at, const gr_node *node)
 {
     if (node == NULL || node->kind == GR_NODE_NULL) {
-        return "";
+        return 0;
     }
     if (node->kind == GR_NODE_SCALAR) {
-        return gr_arena_strdup(arena, node->text);
+        return put_text(at, node->text);
     }
     bool map = node->kind == GR_NODE_MAP;
-    const char *text = map ? "{" : "[";
-    for (const gr_node *child = node->child; child != NULL && text != NULL; child = child->next) {
-        const char *value = node_text(arena, child);
-        text = value == NULL
-                   ? NULL
-                   : gr_arena_printf(arena, "%s%s%s%s%s", text, child != node->child ? ", " : "",
-                                     map ? child->key : "", map ? ": " : "", value);
+    size_t used = put_text(at, map ? "{" : "[");
+    for (const gr_node *child = node->child; child != NULL; child = child->next) {
+        const char *const before[] = {child != node->child ? ", " : "", map ? child->key : "",
+                                      map ? ": " : ""};
+        for (int i = 0; i < 3; i++) {
+            used += put_text(at != NULL ? at + used : NULL, before[i]);
+        }
+        used += put_node(at != NULL ? at + used : NULL, child);
     }
-    return text != NULL ? gr_arena_printf(arena, "%s%s", text, map ? "}" : "]") : NULL;
+    return used + put_text(at != NULL ? at + used : NULL, map ? "}" : "]");
+}
+
+/* NULL: no memory. */
+static const char *node_text(gr_arena *arena, const gr_node *node)
+{
+    char *text = gr_arena_alloc(arena, put_node(NULL, node) + 1); /* zeroed */
+    if (text != NULL) {
+        (void)put_node(text, node);
+    }
+    return text;
 }
 
 static const char *field_text(gr_arena *arena, const gr_config_field *field, const void *config)
