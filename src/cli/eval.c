@@ -45,7 +45,8 @@ static gr_status print(const eval_options *options, const gr_eval_result *result
 
 static int evaluate(const gr_cli_line *line)
 {
-    const gr_job_overrides overrides = {.writes_nothing = true, .run = {.workers = 1}};
+    const gr_job_overrides overrides = {
+        .writes_nothing = true, .trains_nothing = true, .run = {.workers = 1}};
     gr_diag diag = {0};
     gr_job *job;
     gr_eval_result result;

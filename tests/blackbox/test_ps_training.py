@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs that train with parameter servers: the bits of allreduce, and workers that go their own
 way."""
+import json
 import os
 import pathlib
 import re
@@ -160,6 +161,8 @@ def test_each_its_own_way(gradus, with_ps, tmp_path, lines):
     assert (end["staleness"] is None) == backup and (end["dropped_share"] is None) != backup
     epochs = [line for line in told if line["event"] == "epoch"]
     assert epochs[-1]["epoch"] == EPOCHS
+    again = gradus("eval", "--json", path, tmp_path / "out/model.safetensors")
+    assert json.loads(again.stdout)["test_accuracy"] == end["test_accuracy"], again
 
 
 @pytest.mark.parametrize("lines", [["consistency: bsp"], ["consistency: async"],

@@ -227,6 +227,17 @@ static void test_local(void **state)
     gr_job_close(job);
 }
 
+/* Weights are evaluated by one worker, however many a step of the job needs. */
+static void job_that_is_only_evaluated_needs_no_workers(void **state)
+{
+    (void)state;
+    put_job("{shards", "{strategy: ps, replicas_to_aggregate: 4, shards");
+    must_fail((gr_job_overrides){.run = {.workers = 1}}, GR_E_INVALID,
+              "a step needs the gradients of 4 workers, but there are 1");
+    gr_job_close(
+        open_path("job.yaml", (gr_job_overrides){.trains_nothing = true, .run = {.workers = 1}}));
+}
+
 static void test_link(void **state)
 {
     (void)state;
@@ -736,6 +747,7 @@ int main(void)
         cmocka_unit_test(test_workers),
         cmocka_unit_test(shards_by_default_follow_from_the_batch_alone),
         cmocka_unit_test(test_steps_and_micro_batches),
+        cmocka_unit_test(job_that_is_only_evaluated_needs_no_workers),
         cmocka_unit_test(test_link),
         cmocka_unit_test(test_local),
         cmocka_unit_test(data_of_named_columns_is_opened),

@@ -127,6 +127,7 @@ typedef struct gr_job {
     gr_job_run run;
     bool writes_nothing; /* whether its folders can be written does not matter here: it runs on
                           * other hosts, or is only looked at. To be set before gr_job_resolve */
+    bool trains_nothing; /* so it does not matter how many workers it has; likewise */
 
     /* Resolved. */
     int workers;     /* at the start ... */
@@ -154,6 +155,7 @@ typedef struct gr_job {
 /* What the command line says over the file. */
 typedef struct gr_job_overrides {
     bool writes_nothing;                          /* it is only looked at: see gr_job */
+    bool trains_nothing;                          /* likewise */
     gr_job_run run;                               /* -np, --max-workers, ... */
     const char *link;                             /* --link; NULL */
     const char *output;                           /* --output; NULL */

@@ -125,6 +125,7 @@ static gr_status parse(gr_job *job, const gr_job_overrides *overrides, gr_diag *
     }
     job->run = overrides->run;
     job->writes_nothing = overrides->writes_nothing;
+    job->trains_nothing = overrides->trains_nothing;
     override(&job->config.output, overrides->output);
     override(&job->checkpoint.every, overrides->checkpoint_every);
     override(&job->checkpoint.to, overrides->checkpoint_to);

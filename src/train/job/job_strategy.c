@@ -75,7 +75,7 @@ gr_status gr_job_resolve_strategy(gr_job *job, gr_diag *diag)
 gr_status gr_job_check_workers(gr_job *job, gr_diag *diag)
 {
     const gr_distribution_config *d = &job->distribution;
-    if (!job->strategy->needs_servers) {
+    if (!job->strategy->needs_servers || job->trains_nothing) {
         return GR_OK;
     }
     if (job->workers_max > GR_JOB_PS_WORKERS_MAX) {
