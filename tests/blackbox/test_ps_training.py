@@ -310,6 +310,10 @@ def test_what_cannot_be(gradus, with_ps, job, tmp_path):
         assert done.returncode == 2 and says in " ".join(done.stderr.split()), (lines, done)
     done = gradus("run", "-np", 2, with_ps())
     assert done.returncode == 2 and "gradus run --servers N" in done.stderr, done
+    for flags in (["-np", 2], ["-np", 1, "--max-workers", 2], ["-np", 2, "--dry-run"]):
+        done = gradus("run", *flags, "--servers", 1, "--set", "global_batch=1400",
+                      "--set", "distribution.shards=1", with_ps("consistency: async"))
+        assert done.returncode == 2 and "start at most 1, or" in done.stderr, done
     text = job.read_text().replace("distribution:\n", "distribution:\n  consistency: async\n")
     (tmp_path / "plain.yaml").write_text(text)
     done = gradus("run", "-np", 2, tmp_path / "plain.yaml")

@@ -227,6 +227,29 @@ static void test_local(void **state)
     gr_job_close(job);
 }
 
+/* Each worker of those takes a shard's samples for itself. */
+static void free_workers_need_samples_each(void **state)
+{
+    (void)state;
+    static const char *const ways[] = {"consistency: async", "consistency: ssp, staleness: 2",
+                                       "replicas_to_aggregate: 4"};
+    const gr_job_overrides twenty = {.run = {.workers = 20}};
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        char text[128];
+        snprintf(text, sizeof text, "{strategy: ps, %s, shards", ways[i]);
+        put_job("{shards", text);
+        gr_job_close(open_path("job.yaml", twenty));
+        must_fail((gr_job_overrides){.run = {.workers = 21}}, GR_E_INVALID,
+                  "job.yaml:6: distribution.strategy: 21 workers take 4 samples each (of a shard), "
+                  "more than the 80 training samples; start at most 20, or set a smaller "
+                  "global_batch");
+        must_fail((gr_job_overrides){.run = {.workers = 4, .workers_max = 32}}, GR_E_INVALID,
+                  "up to 32 workers take 4 samples each");
+        gr_job_close(open_path("job.yaml",
+                               (gr_job_overrides){.trains_nothing = true, .run = {.workers = 21}}));
+    }
+}
+
 /* Weights are evaluated by one worker, however many a step of the job needs. */
 static void job_that_is_only_evaluated_needs_no_workers(void **state)
 {
@@ -747,6 +770,7 @@ int main(void)
         cmocka_unit_test(test_workers),
         cmocka_unit_test(shards_by_default_follow_from_the_batch_alone),
         cmocka_unit_test(test_steps_and_micro_batches),
+        cmocka_unit_test(free_workers_need_samples_each),
         cmocka_unit_test(job_that_is_only_evaluated_needs_no_workers),
         cmocka_unit_test(test_link),
         cmocka_unit_test(test_local),

@@ -13,6 +13,21 @@
 
 enum { SHAPE_HINT_BYTES = 256 };
 
+/* Each worker that goes its own way takes other samples than the rest, as many as a shard has. */
+static gr_status check_samples(const gr_job *job, int64_t samples, gr_diag *diag)
+{
+    int64_t most = samples / job->shard_batch;
+    if (!gr_job_is_asynchronous(job) || job->trains_nothing || job->workers_max <= most) {
+        return GR_OK;
+    }
+    return gr_node_fail(gr_node_setting(job->config.distribution, "strategy"), diag, GR_E_INVALID,
+                        "%s%d workers take %" PRId64 " samples each (of a shard), more than the "
+                        "%" PRId64 " training samples; start at most %" PRId64
+                        ", or set a smaller global_batch",
+                        job->workers_max > job->workers ? "up to " : "", job->workers_max,
+                        job->shard_batch, samples, most);
+}
+
 static gr_status bind_steps(gr_job *job, gr_diag *diag)
 {
     const gr_node *root = job->root;
@@ -30,6 +45,10 @@ static gr_status bind_steps(gr_job *job, gr_diag *diag)
                             "%" PRId64 " samples are more than the %" PRId64 " training samples; "
                             "set it to at most %" PRId64,
                             batch, samples, samples / job->shards * job->shards);
+    }
+    gr_status status = check_samples(job, samples, diag);
+    if (status != GR_OK) {
+        return status;
     }
     job->steps_per_epoch = (uint64_t)(samples / batch);
     if (job->config.steps > 0) {
