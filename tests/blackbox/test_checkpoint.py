@@ -337,6 +337,18 @@ def test_job_that_ended_within_an_epoch_is_made_longer_reports_it_once(gradus, j
     assert epochs_in(tmp_path / "out") == epochs_in(tmp_path / "calm")
 
 
+def test_job_that_ended_within_a_round_is_made_longer_with_a_warning(gradus, job):
+    """Where its last average is one that the longer job does not have."""
+    local = "distribution: {shards: 4, strategy: local, sync_every: 2}\ncheckpoint: {every: 1 h}"
+    within = "at step 8 the weights were averaged within a round of strategy local"
+    for steps, longer, warned in ((8, 15, True), (7, 15, False), (5, 8, False), (8, 8, False)):
+        where = ["--output", f"out-{steps}-{longer}"]
+        assert gradus("run", "-np", 2, *where, job(more=local, steps=steps)).returncode == 0
+        done = gradus("run", "-np", 2, *where, "--resume", job(more=local, steps=longer))
+        assert done.returncode == 0, done.stderr
+        assert (within in " ".join(done.stderr.split())) == warned, (steps, longer, done.stderr)
+
+
 def test_shards_of_the_checkpoint_count(gradus, job):
     """Where the job does not say them any more."""
     section = "checkpoint: {every: 30 steps}"

@@ -3,6 +3,8 @@
 
 #include "base/fail.h"
 #include "base/file.h"
+#include "train/strategy/local.h"
+#include "train/strategy/strategy.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -203,6 +205,26 @@ gr_status gr_checkpoint_fits(const gr_job *job, const gr_checkpoint *checkpoint,
     return status;
 }
 
+/* What the length of a job decides is not as it was. */
+static void warn_of_length(const gr_job *job, const gr_checkpoint_info *info, const gr_log *log)
+{
+    const gr_schedule_ops *schedule = gr_schedule_ops_at(job->optimizer.schedule);
+    if (info->total_steps != job->total_steps && schedule->by_length) {
+        gr_log_write(log, GR_LOG_WARN, "checkpoint",
+                     "so far the job had %" PRIu64 " steps, now it has %" PRIu64 ": the %s "
+                     "schedule depends on that, so the weights will be those of neither",
+                     info->total_steps, job->total_steps, schedule->name);
+    }
+    if (job->strategy->averages_weights && info->step > 0 &&
+        gr_local_round_end(job, info->step - 1) != info->step) {
+        gr_log_write(log, GR_LOG_WARN, "checkpoint",
+                     "at step %" PRIu64 " the weights were averaged within a round of strategy %s, "
+                     "since the job had %" PRIu64 " steps; now it has %" PRIu64 ", so the weights "
+                     "will be those of neither",
+                     info->step, job->strategy->name, info->total_steps, job->total_steps);
+    }
+}
+
 gr_status gr_checkpoint_find(const gr_job *job, const gr_log *log, gr_checkpoint **checkpoint_out,
                              gr_diag *diag)
 {
@@ -226,14 +248,7 @@ gr_status gr_checkpoint_find(const gr_job *job, const gr_log *log, gr_checkpoint
         gr_checkpoint_close(found);
         return status;
     }
-    if (info->total_steps != job->total_steps &&
-        gr_schedule_ops_at(job->optimizer.schedule)->by_length) {
-        gr_log_write(log, GR_LOG_WARN, "checkpoint",
-                     "so far the job had %" PRIu64 " steps, now it has %" PRIu64 ": the %s "
-                     "schedule depends on that, so the weights will be those of neither",
-                     info->total_steps, job->total_steps,
-                     gr_schedule_ops_at(job->optimizer.schedule)->name);
-    }
+    warn_of_length(job, info, log);
     *checkpoint_out = found;
     return GR_OK;
 }
