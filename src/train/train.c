@@ -47,6 +47,7 @@ typedef struct training_run {
     float *residuals;    /* rank 0: what shards keep, for the last checkpoint; NULL */
     int64_t saved_ns;    /* when the last checkpoint was begun */
     uint64_t saved_step; /* the last step of which it was known whether one is due */
+    uint64_t begun_step; /* of the last checkpoint that this process has begun; 0: none */
     bool skip_reported;
     int64_t lost_ns;  /* when the generation before ended; 0: none did, or it is reported */
     bool lost;        /* by the loss of a member */
@@ -362,6 +363,7 @@ static void begin_checkpoint(training_run *r, uint64_t step, bool goes_on)
                                .best = r->progress.best,
                                .keeps_best = job->checkpoint.keep_best};
     r->saved_ns = gr_now_ns();
+    r->begun_step = step;
     gr_saver_begin(r->trainer.saver, &info, r->residuals, goes_on);
 }
 
@@ -389,15 +391,26 @@ static gr_status stop(training_run *r, uint64_t step, gr_diag *diag)
                    (unsigned long long)step, (unsigned long long)r->job->total_steps);
 }
 
-/* By all ranks; with an asynchronous strategy, by rank 0. `goes_on`: weights will change again. */
+/* By all ranks; with an asynchronous strategy, by rank 0. `goes_on`: weights will change again.
+ *
+ * Who was in a generation that was lost within the next step comes here once more: rank 0 has saved
+ * this step then, or it is a new rank 0, which may be too late. */
 static gr_status save(training_run *r, uint64_t step, bool goes_on, gr_diag *diag)
 {
+    bool again = goes_on && r->lead && r->begun_step == step && !gr_job_is_asynchronous(r->job);
     if (r->lead) {      /* one that is due by the clock or by steps finds nothing to wait for */
         gr_diag before; /* the thread has warned of it */
         (void)!gr_saver_wait(r->trainer.saver, &before);
     }
-    gr_status status = gr_state_gather(&r->trainer, step, &r->residuals, diag);
-    if (status == GR_OK && r->lead) {
+    gr_status status = gr_state_gather(&r->trainer, step, !again, &r->residuals, diag);
+    if (status == GR_E_NOT_FOUND && goes_on) {
+        gr_log_write(r->options->log, GR_LOG_WARN, "checkpoint",
+                     "the best one, of step %llu, is left out unless it is there already: rank 0 "
+                     "was lost when it was due, and the parameter servers have gone on",
+                     (unsigned long long)step);
+        return GR_OK;
+    }
+    if (status == GR_OK && r->lead && !again) {
         begin_checkpoint(r, step, goes_on);
     }
     return status;

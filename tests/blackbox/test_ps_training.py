@@ -59,6 +59,16 @@ def test_a_worker_dies(gradus, with_ps, undisturbed, tmp_path, rank, step):
     assert recovered == [(step - 1, 3), (89, 2)]
 
 
+def test_the_best_weights_are_saved_once(gradus, with_ps, tmp_path):
+    """Also when a worker dies in the step behind them, and the others are there once more."""
+    path = with_ps(more="checkpoint: {keep_best: true, metric: loss, keep: 0}\n")
+    lines, _ = run(gradus, tmp_path / "out", path, "-np", 4, "--servers", 2, "--restarts", 0,
+                   "--chaos", "kill:rank=2@step=23; kill:rank=3@step=45")
+    assert [line["step"] for line in lines if line["event"] == "recovered"] == [22, 44]
+    steps = steps_of(tmp_path / "out/checkpoints")
+    assert steps[:2] == [22, 44] and lines[-1]["checkpoints"] == len(steps)
+
+
 def test_clipped(gradus, job, with_ps, tmp_path):
     """Workers run the optimizer, on sums that come from the servers: whoever dies, and goes on."""
     def clipped(path):

@@ -379,7 +379,7 @@ static void every_byte_counts(void **state)
         char path[PATH_BYTES];
         float *all = NULL;
         open_bench(&b, "  compression: topk\n");
-        assert_int_equal(gr_state_gather(&b.trainer, 5, &all, &diag), GR_OK);
+        assert_int_equal(gr_state_gather(&b.trainer, 5, true, &all, &diag), GR_OK);
         b.tensors.residuals = all;
         assert_int_equal(put(&b, 5, &diag), GR_OK);
         assert_int_equal(gr_checkpoint_path(b.out.path, 5, path, sizeof path, &diag), GR_OK);

@@ -7,11 +7,15 @@
 
 #include <gradus/ps.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
+
+enum { BEST = 1 }; /* the step after which a worker dies */
 
 static const char momentum[] = "  kind: sgd\n  learning_rate: 0.1\n  momentum: 0.9\n"
                                "  weight_decay: 0.001\n  schedule: cosine\n";
@@ -176,6 +180,7 @@ static void each_goes_its_own_way(void **state)
 /* ---- A worker that comes to its first step when the others have done all --------------------- */
 
 static const char *late_rank; /* NULL: none */
+static int goes_on; /* the shards that a step has: servers do one more before a pull; 0: none */
 
 gr_status __real_gr_ps_pull_run(gr_ps *ps, int id, uint64_t version, float *values,
                                 uint64_t *version_out);
@@ -186,6 +191,11 @@ gr_status __wrap_gr_ps_pull_run(gr_ps *ps, int id, uint64_t version, float *valu
 gr_status __wrap_gr_ps_pull_run(gr_ps *ps, int id, uint64_t version, float *values,
                                 uint64_t *version_out)
 {
+    static const float zeros[1 << 16];
+    const gr_ps_gradient push = {.values = zeros, .step = BEST, .count = goes_on, .rate = 0.1};
+    if (goes_on > 0 && gr_ps_push_run(ps, id, &push) != GR_OK) {
+        return GR_E_INVALID;
+    }
     const char *rank = getenv("GRADUS_RANK");
     bool late = late_rank != NULL && rank != NULL && strcmp(rank, late_rank) == 0;
     return __real_gr_ps_pull_run(ps, id, late ? (uint64_t)shape.steps : version, values,
@@ -207,6 +217,96 @@ static void a_worker_that_comes_after_the_end_does_no_step(void **state)
     late_rank = NULL;
 }
 
+/* ---- A worker that dies when the best weights are to be saved -------------------------------- */
+
+typedef struct member {
+    const char *folder;
+    int dying, shards;
+    int rank;
+    uint64_t step; /* done */
+} member;
+
+static void note(void *arg, const gr_train_figures *figures)
+{
+    ((member *)arg)->step = figures->step;
+}
+
+/* Asked before each step. */
+static bool die_or_go_on(void *arg)
+{
+    const member *m = arg;
+    if (m->step == BEST && m->rank == m->dying) {
+        raise(SIGKILL);
+    }
+    goes_on = m->step == BEST ? m->shards : 0;
+    return false;
+}
+
+static int run_member(int rank, gr_comm *comm, void *arg)
+{
+    member *m = arg;
+    char path[SUPPORT_PATH_BYTES + 32];
+    snprintf(path, sizeof path, "%s/rank.%d", m->folder, rank);
+    FILE *file = fopen(path, "w");
+    gr_job_overrides overrides = {.run = {.workers = gr_comm_size(comm)}};
+    const gr_log log = {.level = GR_LOG_WARN, .sink = gr_log_to_file, .sink_arg = file};
+    const gr_train_options options = {.style = GR_REPORT_NONE,
+                                      .log = &log,
+                                      .stop = die_or_go_on,
+                                      .stop_arg = m,
+                                      .progress = note,
+                                      .progress_arg = m};
+    gr_job *job = NULL;
+    gr_diag diag = {0};
+    m->rank = rank;
+    snprintf(path, sizeof path, "%s/job.yaml", m->folder);
+    gr_status status = gr_job_open(path, &overrides, &job, &diag);
+    if (status == GR_OK) {
+        status = gr_train_run(job, &comm, &options, &diag);
+        gr_job_close(job);
+    }
+    fprintf(file, "%s\n", status == GR_OK ? "trained" : diag.text);
+    fclose(file);
+    gr_comm_destroy(comm);
+    _exit(status != GR_OK);
+}
+
+/* By then the servers may have done the next step, and have no more what belongs to them. */
+static void best_weights_whose_states_are_gone_are_left_out(void **state)
+{
+    (void)state;
+    const support_job job = {.optimizer = momentum,
+                             .shards = 8,
+                             .steps = 3,
+                             .global_batch = 1024,
+                             .distribution = "  strategy: ps\n",
+                             .checkpoint = "{keep_best: true, metric: loss}"};
+    setenv("GRADUS_MIN_WORKERS", "1", 1);
+    for (int dying = 0; dying < 2; dying++) {
+        support_servers started;
+        char folder[SUPPORT_PATH_BYTES], path[SUPPORT_PATH_BYTES + 32], text[4096] = "";
+        member m = {.folder = folder, .dying = dying, .shards = job.shards};
+        int codes[2] = {-1, -1};
+        support_folder(folder);
+        support_write(folder, &job);
+        support_servers_start(&started, 2, "shm");
+        support_group(2, "shm", run_member, &m, codes);
+        support_servers_stop(&started);
+        snprintf(path, sizeof path, "%s/rank.%d", folder, 1 - dying);
+        FILE *file = fopen(path, "r");
+        assert_non_null(file);
+        text[fread(text, 1, sizeof text - 1, file)] = '\0';
+        fclose(file);
+        bool warned =
+            strstr(text, "the best one, of step 1, is left out unless it is there") != NULL;
+        if (codes[dying] != 128 + SIGKILL || codes[1 - dying] != 0 || (dying == 0 && !warned)) {
+            fail_msg("rank %d: %s", 1 - dying, text);
+        }
+        support_clean(folder);
+    }
+    unsetenv("GRADUS_MIN_WORKERS");
+}
+
 int main(int argc, char **argv)
 {
     (void)argc;
@@ -216,6 +316,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(any_cut_has_these_bits),
         cmocka_unit_test(each_goes_its_own_way),
         cmocka_unit_test(a_worker_that_comes_after_the_end_does_no_step),
+        cmocka_unit_test(best_weights_whose_states_are_gone_are_left_out),
         cmocka_unit_test(sixteen_bits_have_those_of_compressed_allreduce),
         cmocka_unit_test(clipped_gradients_have_those_of_allreduce),
         cmocka_unit_test(sparse_gradients_have_those_of_allreduce),

@@ -84,19 +84,21 @@ static gr_status make_room(gr_trainer *t, float **all, gr_diag *diag)
     return GR_OK;
 }
 
-gr_status gr_state_gather(gr_trainer *trainer, uint64_t step, float **all, gr_diag *diag)
+gr_status gr_state_gather(gr_trainer *trainer, uint64_t step, bool wanted, float **all,
+                          gr_diag *diag)
 {
     const gr_strategy *strategy = trainer->strategy;
-    gr_status status = strategy->gather != NULL ? strategy->gather(trainer, step, diag) : GR_OK;
-    if (status != GR_OK || kept_count(trainer) == 0) {
-        return status;
+    gr_status theirs =
+        wanted && strategy->gather != NULL ? strategy->gather(trainer, step, diag) : GR_OK;
+    if ((theirs != GR_OK && theirs != GR_E_NOT_FOUND) || kept_count(trainer) == 0) {
+        return theirs;
     }
-    status = make_room(trainer, all, diag);
+    gr_status status = make_room(trainer, all, diag);
     if (status == GR_OK) {
         status = gr_trainer_comm_status(trainer->gen.comm, move_kept(trainer, *all, true),
                                         "the checkpoint could not be collected", diag);
     }
-    return status;
+    return status == GR_OK ? theirs : status;
 }
 
 gr_checkpoint_tensors gr_state_tensors(gr_trainer *trainer)

@@ -12,8 +12,9 @@ gr_checkpoint_tensors gr_state_tensors(gr_trainer *trainer);
 
 /* After `step` steps: to rank 0 comes what it has not, of the strategy (see there), and with topk
  * what all shards have left out so far, in the order of the shards: in *all, which is made at the
- * first call (free it). Collective. */
-gr_status gr_state_gather(gr_trainer *trainer, uint64_t step, float **all,
+ * first call (free it). Collective. `wanted`: rank 0 needs it, else it only takes part.
+ * GR_E_NOT_FOUND: that of the strategy is gone; all have taken part. */
+gr_status gr_state_gather(gr_trainer *trainer, uint64_t step, bool wanted, float **all,
                           gr_diag *diag) GR_MUST_CHECK;
 
 /* Rank 0 reads the checkpoint at `path`, and all ranks go on from it: the next step of the trainer

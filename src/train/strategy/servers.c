@@ -299,6 +299,9 @@ gr_status gr_servers_gather(gr_trainer *t, uint64_t step, gr_diag *diag)
                                           state + (tensor->begin - GR_STEP_HEADER), NULL);
         }
     }
+    if (status == GR_E_INVALID) { /* each vector is one of the optimizer: a block has gone on */
+        return gr_fail(diag, GR_E_NOT_FOUND, "%s", gr_ps_last_error(servers->ps)->text);
+    }
     return gr_servers_status(servers, status, diag);
 }
 

@@ -67,7 +67,8 @@ uint64_t gr_servers_updates(const gr_job *job);
  * the first ones count. */
 gr_status gr_servers_fill(gr_trainer *t, uint64_t step, gr_diag *diag) GR_MUST_CHECK;
 
-/* Rank 0: the optimizer's vectors after `step` steps, from the servers where these have them. */
+/* Rank 0: the optimizer's vectors after `step` steps, from the servers where these have them.
+ * GR_E_NOT_FOUND: they have those of a later step. */
 gr_status gr_servers_gather(gr_trainer *t, uint64_t step, gr_diag *diag) GR_MUST_CHECK;
 
 /* One more operation: a gradient of that tensor; `pull`: its values come back. If too many are

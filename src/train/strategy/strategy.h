@@ -43,7 +43,8 @@ struct gr_strategy {
 
     /* Brings what the weights after `step` steps have beside them, the optimizer's vectors, to rank
      * 0, for a checkpoint; if `asynchronous`, rank 0 alone calls it, and weights come as well.
-     * NULL: they are there. */
+     * GR_E_NOT_FOUND: what comes after the next step is all that is left, as a generation has ended
+     * within that. NULL: they are there. */
     gr_status (*gather)(gr_trainer *t, uint64_t step, gr_diag *diag);
 
     /* What a shard keeps to itself from step to step, and a checkpoint must hold: the `part`-th
