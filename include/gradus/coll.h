@@ -100,9 +100,10 @@ typedef struct gr_call {
     uint32_t tag; /* of send and recv: a receive takes the first message with its tag that its
                           source has sent in this communicator; any number but GR_ANY_TAG, which
                           is for recv and matches any tag */
-    double prescale;        /* every contribution is multiplied by it first; 0 means 1; not of
-                               bool */
-    double postscale;       /* the result is multiplied by it at the end; 0 means 1; not of bool */
+    double prescale;        /* this rank's contribution is multiplied by it first; 0 means 1; not
+                               of bool; may differ by rank */
+    double postscale;       /* this rank's result is multiplied by it at the end; 0 means 1; not of
+                               bool; may differ by rank, and of reduce the root's counts */
     gr_reduce_user *reduce; /* with GR_USER, and only then */
     void *reduce_arg;
     int shards;            /* allreduce over shards, see gr_allreduce_shards; 0: one a rank */

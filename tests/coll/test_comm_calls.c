@@ -410,6 +410,68 @@ static void test_factors(void **state)
     assert_int_equal(ranks_run_sizes(run_factors, 1, 3), 0);
 }
 
+/* Factors of its own on each rank: of reduce, the root's alone counts for the result. */
+static int run_factors_by_rank(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    enum { MOST = 200001 };
+    static const gr_coll colls[] = {GR_COLL_ALLREDUCE, GR_COLL_REDUCE, GR_COLL_REDUCE_SCATTER};
+    static const size_t counts[] = {5, 1001, 30001, MOST};
+    int rank = gr_comm_rank(comm), size = gr_comm_size(comm), root = size - 1;
+    void *memory = NULL;
+    EXPECT(gr_alloc(comm, (size_t)size * MOST * sizeof(float), &memory) == GR_OK);
+    float *shared = memory;
+    float *plain = malloc((size_t)size * MOST * sizeof *plain);
+    float *apart = malloc(MOST * sizeof *apart);
+    EXPECT(plain && apart);
+    for (int i = 0; i < 48; i++) {
+        gr_coll coll = colls[i % 3];
+        size_t count = counts[i / 3 % 4];
+        float *out = i / 12 % 2 ? plain : shared;
+        bool in_place = i < 24, scatters = coll == GR_COLL_REDUCE_SCATTER;
+        size_t all = scatters ? (size_t)size * count : count;
+        gr_call call = {.coll = coll,
+                        .out = in_place ? out : apart,
+                        .in = in_place ? NULL : out,
+                        .count = count,
+                        .root = root,
+                        .prescale = rank + 2,
+                        .postscale = coll == GR_COLL_REDUCE && rank != root ? 7 : rank + 1};
+        float factor = 0;
+        for (int peer = 0; peer < size; peer++) {
+            factor += (float)((peer + 1) * (peer + 2) * (rank + 1));
+        }
+        for (size_t k = 0; k < all; k++) {
+            out[k] = (float)((rank + 1) * (int)(k % 7 + 1));
+        }
+        EXPECT(gr_run(comm, &call, 1) == GR_OK);
+        const float *result = call.out;
+        size_t first = scatters ? (size_t)rank * count : 0;
+        if (scatters && in_place) {
+            result += first;
+        }
+        for (size_t k = 0; k < count && (coll != GR_COLL_REDUCE || rank == root); k++) {
+            EXPECT(result[k] == factor * (float)((first + k) % 7 + 1));
+        }
+    }
+    free(apart);
+    free(plain);
+    gr_free(comm, memory);
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void factors_count_for_their_rank(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 6; i++) {
+        ranks_job job = {.size = 2 + i % 2,
+                         .link = i < 4 ? "shm" : "tcp",
+                         .cma = i / 2 % 2 ? GR_CMA_ON : GR_CMA_OFF};
+        assert_int_equal(ranks_run(&job, run_factors_by_rank, 0), 0);
+    }
+}
+
 /* A call that was refused for want of room has changed nothing. */
 static int run_refused(gr_comm *comm, const ranks_job *job)
 {
@@ -604,6 +666,7 @@ int main(void)
         cmocka_unit_test(test_callbacks),
         cmocka_unit_test(test_background_callbacks),
         cmocka_unit_test(test_factors),
+        cmocka_unit_test(factors_count_for_their_rank),
         cmocka_unit_test(test_wait_any),
         cmocka_unit_test(sums_do_not_depend_on_the_mode_of_the_thread),
         cmocka_unit_test(calls_that_were_refused_leave_their_buffers),

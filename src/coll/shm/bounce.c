@@ -150,6 +150,7 @@ static void take_sum(gr_shm_coll_op *op, int block, uint64_t window, size_t firs
                            : slice_at(op, from, block, window);
     }
     op->outs[0] = op->out + first * op->element_bytes;
+    op->out_factors[0] = op->postscale;
     op->out_count = 1;
     gr_shm_coll_add(op, first, end, first);
 }
@@ -230,6 +231,8 @@ static void reduce_window(gr_shm_coll_op *op)
     }
     op->outs[0] = window_of(op, shm->rank, window);
     op->outs[1] = op->out + begin * op->element_bytes;
+    op->out_factors[0] = 1;
+    op->out_factors[1] = op->postscale;
     share_of(op, begin, end, shm->rank, &first, &last);
     gr_shm_coll_add(op, begin + first, begin + last, begin);
     store_window(op, REDUCED, window + 1);
@@ -244,9 +247,13 @@ static void copy_window(gr_shm_coll_op *op)
     for (int i = 1; i < shm->size; i++) {
         int peer = (shm->rank + i) % shm->size;
         share_of(op, begin, end, peer, &first, &last);
-        memcpy(op->out + (begin + first) * op->element_bytes,
-               window_of(op, peer, window) + first * op->element_bytes,
-               (last - first) * op->element_bytes);
+        uint8_t *to = op->out + (begin + first) * op->element_bytes;
+        const uint8_t *from = window_of(op, peer, window) + first * op->element_bytes;
+        if (op->factors_differ && op->postscale != 1) {
+            gr_scale_to(to, from, last - first, op->dtype, op->postscale);
+        } else {
+            memcpy(to, from, (last - first) * op->element_bytes);
+        }
     }
     store_window(op, COPIED, window + 1);
 }

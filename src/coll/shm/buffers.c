@@ -88,6 +88,7 @@ static bool publish_addresses(const gr_shm_coll_op *op, shm_control *control)
 uint8_t gr_shm_coll_publish_buffers(const gr_shm_coll_op *op, shm_control *control)
 {
     control->body.at.prescale = op->prescale;
+    control->body.at.postscale = op->postscale;
     control->body.at.input = 0; /* of who gives nothing */
     if (publish_in_heap(op, control)) {
         return (uint8_t)(SHM_COLL_IN_HEAP | (op->by_kernel ? SHM_COLL_BY_KERNEL : 0));
@@ -143,6 +144,23 @@ static bool find_leaves(gr_shm_coll_op *op)
         op->at[leaf] = (const uint8_t *)base;
     }
     return true;
+}
+
+void gr_shm_coll_learn_postscales(gr_shm_coll_op *op)
+{
+    const gr_shm_coll *shm = op->shm;
+    int first = -1; /* of those that have a result */
+    op->factors_differ = false;
+    for (int peer = 0; peer < shm->size; peer++) {
+        op->postscales[peer] =
+            peer == shm->rank ? op->postscale : gr_shm_coll_control_of(op, peer)->body.at.postscale;
+        if (gr_coll_receives(op->coll, peer, op->root)) {
+            first = first < 0 ? peer : first;
+            op->factors_differ =
+                op->factors_differ || op->postscales[peer] != op->postscales[first];
+        }
+    }
+    op->factor = op->factors_differ || first < 0 ? 1 : op->postscales[first];
 }
 
 static void locate_own(gr_shm_coll_op *op)

@@ -177,13 +177,24 @@ static gr_status add_piece(gr_shm_coll_op *op, gr_shm_coll_op *piece, size_t beg
     }
     bool far = gr_shm_coll_is_far(op, op->out_ranks[0]);
     piece->outs[0] = far ? fetched : op->outs[0] + offset;
+    bool multiply = op->factors_differ && op->out_count > 1; /* the first of several is not far */
+    if (multiply) {
+        piece->out_factors[0] = 1;
+    }
     gr_shm_coll_add(piece, begin, end, begin);
     for (int i = far ? 0 : 1; i < op->out_count; i++) {
-        gr_status status =
-            put(op, op->out_ranks[i], op->outs[i] + offset, piece->outs[0], size_bytes);
+        const uint8_t *sum = piece->outs[0];
+        if (multiply && op->out_factors[i] != 1) {
+            gr_scale_to(fetched, sum, end - begin, op->dtype, op->out_factors[i]);
+            sum = fetched;
+        }
+        gr_status status = put(op, op->out_ranks[i], op->outs[i] + offset, sum, size_bytes);
         if (status != GR_OK) {
             return status;
         }
+    }
+    if (multiply && op->out_factors[0] != 1) {
+        gr_scale(piece->outs[0], end - begin, op->dtype, op->out_factors[0]);
     }
     return GR_OK;
 }

@@ -574,6 +574,9 @@ static gr_status meet(gr_shm_coll_op *op)
     if (op->small && !registered) {
         return meet_small(op, false);
     }
+    if (op->tree) {
+        gr_shm_coll_learn_postscales(op);
+    }
     op->cma = !registered && (all & SHM_COLL_BY_KERNEL) != 0;
     if (!registered && !op->cma) {
         op->window_first = op->window_end = 0;

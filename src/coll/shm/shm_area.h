@@ -43,7 +43,7 @@ typedef struct shm_control {
     union {
         struct {
             uint64_t out, input; /* the first; further ones: eager */
-            double prescale;
+            double prescale, postscale;
         } at;
         uint8_t bytes[SHM_COLL_INLINE];
     } body;

@@ -127,12 +127,16 @@ struct gr_shm_coll_op {
     uint8_t *outs[GR_SHM_COLL_RANKS_MAX]; /* where the result goes, ours first; with `cma` these two
                                          hold addresses of their rank */
     int out_ranks[GR_SHM_COLL_RANKS_MAX]; /* whose they are */
+    double out_factors[GR_SHM_COLL_RANKS_MAX]; /* where `factors_differ`: of each of them */
     int out_count;
+    double factor;       /* of all results: postscale, where it is the same on all ranks */
+    bool factors_differ; /* then `factor` is 1 */
     /* By rank: where the whole buffer begins, as seen from here or, through the kernel, from
      * there. */
     uintptr_t ins[GR_SHM_COLL_RANKS_MAX], results[GR_SHM_COLL_RANKS_MAX];
-    double prescales[GR_SHM_COLL_RANKS_MAX];   /* still to be applied to the leaves */
-    bool scaled;                               /* none is */
+    double prescales[GR_SHM_COLL_RANKS_MAX]; /* still to be applied to the leaves */
+    bool scaled;                             /* none is */
+    double postscales[GR_SHM_COLL_RANKS_MAX];
     uint8_t peer_kinds[GR_SHM_COLL_RANKS_MAX]; /* copies: a peer's memory is read once */
     uint32_t cores;                            /* that all ranks see */
     uint8_t *out;
@@ -211,6 +215,8 @@ void gr_shm_coll_prepare_waits(gr_shm_coll_op *op);
 /* buffers.c */
 /* Says in the slot where our buffers are; returns of what kinds they are. */
 uint8_t gr_shm_coll_publish_buffers(const gr_shm_coll_op *op, shm_control *control);
+/* All ranks have published theirs: which factors do their results have? */
+void gr_shm_coll_learn_postscales(gr_shm_coll_op *op);
 /* Finds the buffers of all ranks. False: outside the heap of rank op->arrived. */
 bool gr_shm_coll_locate(gr_shm_coll_op *op);
 

@@ -192,6 +192,7 @@ static gr_status reduce_range(gr_shm_coll_op *op, const shm_range *range)
     op->out_count = 0;
     for (int i = 0, to; (to = receiver(op, range->to, i)) >= 0; i++) {
         op->out_ranks[op->out_count] = to;
+        op->out_factors[op->out_count] = op->postscales[to];
         op->outs[op->out_count++] = (uint8_t *)op->results[to];
     }
     if (op->cma) {
@@ -295,6 +296,8 @@ static void add_packed(gr_shm_coll_op *op, size_t first, size_t end)
                             : packed_at(op, from.rank, first) + (size_t)from.input * stride;
     }
     op->scaled = true;
+    op->factor = op->postscale;
+    op->factors_differ = false;
     op->outs[0] = op->out + first * op->element_bytes;
     op->out_count = 1;
     gr_shm_coll_add(op, first, end, first);

@@ -40,6 +40,22 @@ static void add(const gr_shm_coll_op *op, uint8_t *dst, const uint8_t *a, const 
     }
 }
 
+/* The first result stands, not multiplied: the others, from `written` on, come from it. */
+static void give_results(const gr_shm_coll_op *op, int written, size_t offset, size_t count)
+{
+    uint8_t *out = op->outs[0] + offset;
+    for (int i = written; i < op->out_count; i++) {
+        if (op->factors_differ) {
+            gr_scale_to(op->outs[i] + offset, out, count, op->dtype, op->out_factors[i]);
+        } else if (op->outs[i] != op->outs[0]) {
+            memcpy(op->outs[i] + offset, out, count * op->element_bytes);
+        }
+    }
+    if (op->factors_differ && op->out_factors[0] != 1) {
+        gr_scale(out, count, op->dtype, op->out_factors[0]);
+    }
+}
+
 /* At most SHM_COLL_CHUNK bytes. The last addition may overwrite its operands: the result of a rank
  * often takes the place of its contribution, and all others of the chunk have been read by then. */
 static void add_chunk(const gr_shm_coll_op *op, size_t offset, size_t count)
@@ -53,7 +69,7 @@ static void add_chunk(const gr_shm_coll_op *op, size_t offset, size_t count)
         const uint8_t *b = operand(op, step->b, offset, count, SHM_COLL_TEMPS - 2);
         if (i + 1 < tree->step_count) {
             add(op, temp(op, step->dst), a, b, count);
-        } else if (op->out_count > 1 && op->reduce_both) {
+        } else if (op->out_count > 1 && op->reduce_both && !op->factors_differ) {
             op->reduce_both(out, op->outs[written++] + offset, a, b, count);
         } else {
             add(op, out, a, b, count);
@@ -68,14 +84,10 @@ static void add_chunk(const gr_shm_coll_op *op, size_t offset, size_t count)
     if (op->divisor > 1) {
         gr_scale_inverse(out, count, op->dtype, op->divisor);
     }
-    if (op->postscale != 1) {
-        gr_scale(out, count, op->dtype, op->postscale);
+    if (op->factor != 1) {
+        gr_scale(out, count, op->dtype, op->factor);
     }
-    for (int i = written; i < op->out_count; i++) {
-        if (op->outs[i] != op->outs[0]) {
-            memcpy(op->outs[i] + offset, out, count * op->element_bytes);
-        }
-    }
+    give_results(op, written, offset, count);
 }
 
 void gr_shm_coll_add(const gr_shm_coll_op *op, size_t begin, size_t end, size_t origin)
