@@ -453,6 +453,9 @@ static int run_factors_by_rank(gr_comm *comm, const ranks_job *job)
         for (size_t k = 0; k < count && (coll != GR_COLL_REDUCE || rank == root); k++) {
             EXPECT(result[k] == factor * (float)((first + k) % 7 + 1));
         }
+        for (size_t k = 0; k < count && coll == GR_COLL_REDUCE && rank != root; k++) {
+            EXPECT(out[k] == (float)((rank + 1) * (int)(k % 7 + 1)));
+        }
     }
     free(apart);
     free(plain);

@@ -266,7 +266,8 @@ static void place_buffers(const caller *who, gr_coll_args *args)
         break;
     case GR_COLL_REDUCE:
         in = in == out ? NULL : in;
-        if (!at_root && in) {
+        if (!at_root) { /* what it gives, it only reads */
+            in = in ? in : out;
             out = NULL;
         }
         break;
