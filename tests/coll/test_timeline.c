@@ -477,7 +477,23 @@ static void test_who_cannot_write(void **state)
     assert_non_null(strstr(diag.text, nowhere));
 }
 
-/* No more disk: the timeline ends, its owner goes on. */
+static void count_line(void *sink_arg, gr_log_level level, const char *component, const char *line)
+{
+    (void)level;
+    (void)component;
+    assert_non_null(strstr(line, "the timeline ends here"));
+    ++*(int *)sink_arg;
+}
+
+static void lose_line(void *sink_arg, gr_log_level level, const char *component, const char *line)
+{
+    (void)sink_arg;
+    (void)level;
+    (void)component;
+    fail_msg("written to a log that is gone: %s", line);
+}
+
+/* No more disk: the timeline ends, its owner goes on. It may outlive the log that it began with. */
 static void test_no_room(void **state)
 {
     const place *p = *state;
@@ -487,7 +503,12 @@ static void test_no_room(void **state)
     small = (struct rlimit){.rlim_cur = ROOM, .rlim_max = before.rlim_max};
     signal(SIGXFSZ, SIG_IGN);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
-    gr_timeline *timeline = open_part(p, 0, 1, NULL);
+    int lines = 0;
+    gr_log log = {.level = GR_LOG_WARN, .sink = count_line, .sink_arg = &lines};
+    gr_timeline *timeline = NULL;
+    gr_diag diag;
+    assert_int_equal(gr_timeline_open(p->path, 0, 1, NULL, &log, &timeline, &diag), GR_OK);
+    log.sink = lose_line;
     uint64_t written = 0, refused = 0;
     for (uint32_t i = 0; i < 40000; i++) {
         gr_timeline_op *op = begin(timeline, i, "much");
@@ -501,6 +522,7 @@ static void test_no_room(void **state)
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
     signal(SIGXFSZ, SIG_DFL);
     assert_true(written > 10000 && refused > 10000);
+    assert_int_equal(lines, 1);
     gr_timeline_summary summary = merge(p, 1);
     assert_true(summary.events == written && summary.lost == refused);
     assert_int_equal(summary.cut_rank, -1);

@@ -34,7 +34,7 @@ struct gr_timeline {
     gr_part_head *head;
     size_t room;
     bool full;
-    const gr_log *log;
+    gr_log log;
     uint64_t sites[SITES];
 };
 
@@ -126,7 +126,7 @@ gr_status gr_timeline_open(const char *path, int rank, int world_size, const cha
     if (!timeline) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a timeline");
     }
-    timeline->log = log;
+    timeline->log = log ? *log : (gr_log){.sink = NULL};
     gr_status status = open_file(timeline, part, diag);
     if (status != GR_OK) {
         if (timeline->fd >= 0) {
@@ -151,7 +151,7 @@ void gr_timeline_close(gr_timeline *timeline)
     off_t used = (off_t)timeline->head->used;
     munmap(timeline->part, GR_PART_BYTES_MAX);
     if (ftruncate(timeline->fd, used) != 0) {
-        gr_log_write(timeline->log, GR_LOG_DEBUG, "coll", "a timeline stays longer than it need");
+        gr_log_write(&timeline->log, GR_LOG_DEBUG, "coll", "a timeline stays longer than it need");
     }
     close(timeline->fd);
     pthread_mutex_destroy(&timeline->lock);
@@ -172,7 +172,7 @@ static void *reserve(gr_timeline *timeline, size_t size_bytes)
         int error = timeline->full ? 0 : grow(timeline);
         if (error != 0) {
             char buffer[GR_ERRNO_TEXT_BYTES];
-            gr_log_write(timeline->log, GR_LOG_WARN, "coll",
+            gr_log_write(&timeline->log, GR_LOG_WARN, "coll",
                          "the timeline ends here: %zu bytes are written, and there is no room for "
                          "more: %s",
                          used, gr_text_errno(error, buffer));

@@ -17,7 +17,7 @@
 typedef struct gr_timeline gr_timeline;
 typedef struct gr_timeline_op gr_timeline_op; /* an operation that was begun */
 
-/* Makes the part of `rank`, an old one is overwritten. `log` is borrowed until close.
+/* Makes the part of `rank`, an old one is overwritten. `log` is copied, NULL ok.
  * GR_E_IO with the path: it cannot be written; GR_E_INVALID: another communicator writes it. */
 gr_status gr_timeline_open(const char *path, int rank, int world_size, const char *host,
                            const gr_log *log, gr_timeline **timeline_out,
