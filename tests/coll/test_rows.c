@@ -2,6 +2,7 @@
 
 /* Sparse sums against dense ones made by hand in the order of the shard tree. */
 
+#include "base/float_mode.h"
 #include "coll/sparse/sparse.h"
 #include "support_ranks.h"
 #include "support_values.h"
@@ -344,6 +345,50 @@ static void test_dense(void **state)
     }
 }
 
+/* A program that flushes subnormal numbers in its own thread. */
+static int flushing_function(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+#if defined(__x86_64__)
+    gr_float_mode flushing = gr_float_mode_get() | 0x8040;
+#else
+    gr_float_mode flushing = gr_float_mode_get() | 1 << 24;
+#endif
+    uint32_t size = (uint32_t)gr_comm_size(comm);
+    uint32_t bits[3] = {1, 2, 4}, sums[2]; /* of floats: a number below 2^23 is subnormal */
+    uint32_t indices[3] = {7, 7, 9};
+    gr_rows in = {.count = 3, .width = 1, .dtype = GR_F32, .indices = indices, .values = bits};
+    gr_rows sum;
+    gr_float_mode_set(flushing);
+    for (int average = 0; average < 2; average++) {
+        uint32_t times = average ? 1 : size;
+        NEED(gr_allreduce_rows(comm, &in, average ? GR_AVERAGE : GR_SUM, &sum) == GR_OK);
+        NEED(sum.count == 2);
+        memcpy(sums, sum.values, sizeof sums);
+        NEED(sums[0] == 3 * times && sums[1] == 4 * times);
+        gr_rows_release(&sum);
+    }
+    uint32_t vector[COUNT] = {0};
+    vector[COUNT - 1] = 4;
+    float *partials[1] = {(float *)(void *)vector};
+    gr_sparse sparse;
+    NEED(gr_sparse_init(&sparse, comm, (int)size, COUNT, 4, NULL) == GR_OK);
+    NEED(gr_sparse_sum(&sparse, partials, COUNT) == GR_OK && sparse.sparse_sums == 1);
+    NEED(vector[COUNT - 1] == 4 * size);
+    NEED((gr_float_mode_get() & ~(gr_float_mode)GR_FLOAT_MODE_FLAGS) ==
+         (flushing & ~(gr_float_mode)GR_FLOAT_MODE_FLAGS));
+    gr_sparse_fini(&sparse);
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void sums_of_rows_do_not_depend_on_the_mode_of_the_thread(void **state)
+{
+    (void)state;
+    const ranks_job job = {.size = 3, .link = "shm"};
+    assert_int_equal(ranks_run(&job, flushing_function, 0), 0);
+}
+
 /* Two counts of the last rank that wrap around to a small sum: it would be written far behind what
  * was allocated. */
 static int pieces_from_a_liar(gr_comm *comm, const ranks_job *job)
@@ -383,11 +428,13 @@ static void pieces_of_a_lying_peer_are_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_rows),
-                                       cmocka_unit_test(rows_of_every_type_are_added),
-                                       cmocka_unit_test(test_differing),
-                                       cmocka_unit_test(rows_of_a_lying_peer_are_refused),
-                                       cmocka_unit_test(pieces_of_a_lying_peer_are_refused),
-                                       cmocka_unit_test(test_dense)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(rows_of_every_type_are_added),
+        cmocka_unit_test(test_differing),
+        cmocka_unit_test(sums_of_rows_do_not_depend_on_the_mode_of_the_thread),
+        cmocka_unit_test(rows_of_a_lying_peer_are_refused),
+        cmocka_unit_test(pieces_of_a_lying_peer_are_refused),
+        cmocka_unit_test(test_dense)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "coll/sparse/rows.h"
 #include "base/fail.h"
+#include "base/float_mode.h"
 #include "coll/comm_internal.h"
 
 #include <gradus/coll.h>
@@ -283,7 +284,10 @@ gr_status gr_allreduce_rows(gr_comm *comm, const gr_rows *in, gr_redop op, gr_ro
     size_t row_bytes = in->width * gr_dtype_bytes(in->dtype);
     own_rows own;
     gathered all = {.rows = 0};
-    gr_status status = all_have(comm, sort_own(in, row_bytes, &own), caller);
+    gr_float_mode mode = gr_float_mode_enter();
+    bool sorted = sort_own(in, row_bytes, &own);
+    gr_float_mode_leave(mode);
+    gr_status status = all_have(comm, sorted, caller);
     if (status == GR_OK) {
         status = exchange_counts(comm, own.count, UINT32_MAX / in->width, &all, caller);
     }
@@ -294,10 +298,12 @@ gr_status gr_allreduce_rows(gr_comm *comm, const gr_rows *in, gr_redop op, gr_ro
         status = exchange_rows(comm, in, &own, &all, caller);
     }
     if (status == GR_OK) {
+        mode = gr_float_mode_enter();
         size_t count = merge_rows(in, row_bytes, size, &all);
         if (op == GR_AVERAGE) {
             gr_scale_inverse(all.out_values, count * in->width, in->dtype, size);
         }
+        gr_float_mode_leave(mode);
         *rows_out = (gr_rows){.count = count,
                               .width = in->width,
                               .dtype = in->dtype,

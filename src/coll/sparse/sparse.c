@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "coll/sparse/sparse.h"
 #include "base/fail.h"
+#include "base/float_mode.h"
 
 #include <gradus/coll.h>
 #include <gradus/shards.h>
@@ -193,11 +194,13 @@ gr_status gr_sparse_sum(gr_sparse *sparse, float *const *partials, size_t count)
     gr_sparse *s = sparse;
     size_t used = 0, total = 0, worth = rows_worth(count, s->width);
     GR_CHECK(count <= s->count_max);
+    gr_float_mode mode = gr_float_mode_enter(); /* a number that is flushed looks like zero */
     for (int i = 0; i < s->own_count; i++) {
         size_t found = find_pieces(s, partials[i], count, used);
         s->unit_rows[s->own_first + i] = found;
         used += found;
     }
+    gr_float_mode_leave(mode);
     gr_status status = exchange_counts(s, count);
     if (status != GR_OK) {
         return status;
@@ -214,7 +217,9 @@ gr_status gr_sparse_sum(gr_sparse *sparse, float *const *partials, size_t count)
     s->rows_sent += used;
     status = exchange_pieces(s);
     if (status == GR_OK) {
+        mode = gr_float_mode_enter();
         merge_into(s, partials[0], count);
+        gr_float_mode_leave(mode);
     }
     return status;
 }
