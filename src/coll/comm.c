@@ -490,11 +490,13 @@ void gr_comm_destroy(gr_comm *comm)
         return;
     }
     gr_context *context = comm->context;
-    bool last = context->comms == 1;
-    if (!last) {
+    if (context->comms > 1) {
         end_operations(comm);
         comm->closed = true;
         call_back(context);
+    }
+    bool last = context->comms == 1; /* also if another thread destroyed the others meanwhile */
+    if (!last) {
         gr_comm_unmake(comm);
     }
     gr_context_leave(context);

@@ -7,13 +7,18 @@
 #include "support_ranks.h"
 
 #include <dirent.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -306,6 +311,76 @@ static void test_unfinished(void **state)
     }
 }
 
+/* ---- Two threads that destroy the last two ---------------------------------------------------- */
+typedef struct destroyer {
+    gr_comm *comm; /* destroyed by the other thread, ... */
+    pthread_t thread;
+    _Atomic int id; /* ... which has begun */
+} destroyer;
+
+static void *destroy(void *arg)
+{
+    destroyer *d = arg;
+    atomic_store(&d->id, (int)syscall(SYS_gettid));
+    gr_comm_destroy(d->comm);
+    return NULL;
+}
+
+static bool is_asleep(int thread)
+{
+    char path[64], text[512];
+    snprintf(path, sizeof path, "/proc/self/task/%d/stat", thread);
+    FILE *file = fopen(path, "r");
+    size_t got = file ? fread(text, 1, sizeof text - 1, file) : 0;
+    if (file) {
+        fclose(file);
+    }
+    text[got] = '\0';
+    const char *name_end = strrchr(text, ')');
+    return name_end && name_end[2] == 'S';
+}
+
+/* The last callback of one communicator, while it is destroyed: the other thread waits for its end
+ * inside gr_comm_destroy. */
+static void begin_to_destroy(gr_status status, void *arg)
+{
+    destroyer *d = arg;
+    if (status != GR_OK || pthread_create(&d->thread, NULL, destroy, d) != 0) {
+        exit(2);
+    }
+    while (atomic_load(&d->id) == 0 || !is_asleep(atomic_load(&d->id))) {
+        sched_yield();
+    }
+}
+
+static int run_two_destroyers(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    destroyer d = {.comm = NULL};
+    int event_fd = -1;
+    float word = 1;
+    EXPECT(gr_comm_split(comm, 0, 0, &d.comm, NULL) == GR_OK);
+    EXPECT(gr_comm_event_fd(comm, &event_fd) == GR_OK && fcntl(event_fd, F_GETFD) >= 0);
+    gr_call call = {.coll = GR_COLL_ALLREDUCE,
+                    .out = &word,
+                    .count = 1,
+                    .done = begin_to_destroy,
+                    .done_arg = &d};
+    EXPECT(gr_start(comm, &call, 1, NULL) == GR_OK);
+    gr_comm_destroy(comm);
+    if (atomic_load(&d.id) == 0 || pthread_join(d.thread, NULL) != 0) {
+        return 2;
+    }
+    return fcntl(event_fd, F_GETFD) < 0 ? 0 : 3; /* the context is gone */
+}
+
+static void last_two_communicators_end_their_context(void **state)
+{
+    (void)state;
+    ranks_job job = {.size = 1, .link = "shm", .progress = 2};
+    assert_int_equal(ranks_run(&job, run_two_destroyers, 0), 0);
+}
+
 /* ---- Alone ----------------------------------------------------------------------------------- */
 /* A sub-group of one does without the others, but not with what its relatives use, nor beyond their
  * end. */
@@ -448,10 +523,15 @@ static void test_anything(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_split), cmocka_unit_test(test_subgroup),
-        cmocka_unit_test(test_many),  cmocka_unit_test(test_circle),
-        cmocka_unit_test(test_death), cmocka_unit_test(test_unfinished),
-        cmocka_unit_test(test_alone), cmocka_unit_test(test_anything),
+        cmocka_unit_test(test_split),
+        cmocka_unit_test(test_subgroup),
+        cmocka_unit_test(test_many),
+        cmocka_unit_test(test_circle),
+        cmocka_unit_test(test_death),
+        cmocka_unit_test(test_unfinished),
+        cmocka_unit_test(last_two_communicators_end_their_context),
+        cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_anything),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
