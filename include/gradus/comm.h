@@ -118,7 +118,8 @@ typedef struct gr_comm_config {
     const char *coordinator;
     const char *secret;
     int64_t join_timeout_us; /* for all ranks to come; negative: without limit */
-    int64_t op_timeout_us;   /* an operation that waits for longer fails; negative: never */
+    int64_t op_timeout_us;   /* an operation that waits for longer fails; negative: never; counts
+                                before GRADUS_STALL_FAIL of the environment */
     const char *link;        /* "auto", "shm", "tcp"; must agree on all ranks */
     const char *host;        /* ranks with the same name share memory; NULL: found out */
     int inexact;             /* 1: sums may be added in any order, whatever is fastest */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Calls that are wrong: each gives its sentence, and the communicator is as good as before. */
-#include "coll/engine/exec.h"
+#include "coll/comm_internal.h"
 #include "support_ranks.h"
 #include <gradus/coll.h>
 #include <gradus/elastic.h>
@@ -479,6 +479,39 @@ static void config_with_extreme_values_is_refused_or_works(void **state)
     free(text);
 }
 
+/* What the program says counts, whatever the environment says of stalls. */
+static void timeout_of_a_config_is_kept(void **state)
+{
+    (void)state;
+    static const char *const stall[] = {"GRADUS_STALL_FAIL=7s", NULL};
+    static const char *const other[] = {"GRADUS_SPIN=0", NULL};
+    static const struct {
+        int64_t op_timeout_us;
+        const char *const *settings;
+        int64_t want_us, want_stall_us; /* 0: never, and as the other one */
+    } cases[] = {
+        {0, NULL, 9000000, 5000000},        {3000000, NULL, 3000000, 0},
+        {3000000, other, 3000000, 0},       {-1, NULL, 0, 0},
+        {3000000, stall, 3000000, 7000000}, {0, stall, 9000000, 7000000},
+    };
+    setenv("GRADUS_OP_TIMEOUT", "9s", 1);
+    setenv("GRADUS_STALL_FAIL", "5s", 1);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        gr_comm_config config;
+        gr_comm *comm = NULL;
+        gr_comm_config_init(&config);
+        config.size = 1;
+        config.op_timeout_us = cases[i].op_timeout_us;
+        config.settings = cases[i].settings;
+        assert_int_equal(gr_comm_create(&config, &comm, NULL), GR_OK);
+        assert_int_equal(comm->context->config.op_timeout_us, cases[i].want_us);
+        assert_int_equal(comm->context->config.stall_fail_us, cases[i].want_stall_us);
+        gr_comm_destroy(comm);
+    }
+    unsetenv("GRADUS_OP_TIMEOUT");
+    unsetenv("GRADUS_STALL_FAIL");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -489,6 +522,7 @@ int main(void)
         cmocka_unit_test(test_meddler),
         cmocka_unit_test(null_communicator_is_refused_everywhere),
         cmocka_unit_test(null_argument_of_a_communicator_has_its_sentence),
+        cmocka_unit_test(timeout_of_a_config_is_kept),
         cmocka_unit_test(config_with_extreme_values_is_refused_or_works),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
