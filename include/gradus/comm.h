@@ -21,8 +21,11 @@
  * communicator.
  *
  * Fork: a child that was forked from the process that created a communicator cannot use it: calls
- * return GR_E_INVALID, gr_comm_destroy does nothing. Whatever the child does, and however it ends,
- * the parent and its peers do not notice it.
+ * return GR_E_INVALID, gr_comm_destroy does nothing. However the child ends, the parent and its
+ * peers do not notice it. Memory of gr_alloc, as that of gr_register, is shared with the child where
+ * peers share it: what the child writes there the parent and its operations see, and the child sees
+ * what happens there later. It must not use the memory any more when the parent has freed it, or has
+ * ended the context.
  *
  * Wrong arguments: a call that can return a status refuses NULL with GR_E_INVALID, but where it is
  * allowed. A communicator that was destroyed, and an operation that was released (but for what
@@ -217,7 +220,8 @@ GR_API const gr_diag *gr_comm_last_error(const gr_comm *comm);
 
 /* Memory that the peers on this host can read: collectives on it copy least. 64-byte aligned,
  * zeroed, valid until gr_free or until the last communicator of the context is destroyed. Every one
- * of them may use and free it. Any other memory may be used in operations as well.
+ * of them may use and free it. A forked child shares it (see Fork, above). Any other memory may be
+ * used in operations as well.
  * Returns GR_OK; GR_E_INVALID (size 0); GR_E_NO_MEMORY. */
 GR_API gr_status gr_alloc(gr_comm *comm, size_t size_bytes, void **mem_out) GR_MUST_CHECK;
 
