@@ -80,7 +80,7 @@ typedef struct gr_launch_discovery {
 typedef struct gr_launch_output {
     int out_fd, err_fd; /* where the workers' output goes; borrowed */
     bool quiet;         /* only rank 0's */
-    bool prefix;        /* "[rank] " in front of each line; else bytes as they come */
+    bool prefix;        /* "[rank] " in front of each line; else their bytes alone */
     bool raw_rank0;     /* rank 0's stdout as it comes, that of the others not at all; in a job that
                            may lose rank 0, that of all, of whom one at a time writes */
     bool timestamps;    /* behind the rank */

@@ -61,18 +61,23 @@ static void remember(gr_lines *lines, const char *data, size_t size_bytes)
     lines->total_bytes = total;
 }
 
-/* One line or piece: what is pending, then `data`, then '\n' unless data ends in it. */
+/* One line or piece: what is pending, then `data`, then '\n' unless data ends in it, or nothing
+ * stands in front of lines. */
 static void emit_line(gr_lines *lines, const char *data, size_t size_bytes)
 {
     char prefix[GR_LINES_PREFIX_BYTES];
-    lines->emit(lines->emit_arg, prefix, lines->prefix(lines->prefix_arg, prefix));
+    size_t prefix_bytes = lines->prefix(lines->prefix_arg, prefix);
+    if (prefix_bytes > 0) {
+        lines->emit(lines->emit_arg, prefix, prefix_bytes);
+    }
     if (lines->pending_bytes > 0) {
         lines->emit(lines->emit_arg, lines->pending, lines->pending_bytes);
     }
     if (size_bytes > 0) {
         lines->emit(lines->emit_arg, data, size_bytes);
     }
-    if (size_bytes == 0 || data[size_bytes - 1] != '\n') {
+    lines->cut = prefix_bytes > 0 && (size_bytes == 0 || data[size_bytes - 1] != '\n');
+    if (lines->cut) {
         lines->emit(lines->emit_arg, "\n", 1);
     }
     lines->pending_bytes = 0;
@@ -105,14 +110,12 @@ void gr_lines_feed(gr_lines *lines, const char *data, size_t size_bytes)
             emit_line(lines, data, look);
         } else if (look == room) {
             emit_line(lines, data, look);
-            lines->cut = true;
         } else {
             if (lines->pending == NULL) {
                 lines->pending = malloc(GR_LINES_PIECE_BYTES);
             }
             if (lines->pending == NULL) {
                 emit_line(lines, data, look);
-                lines->cut = true;
             } else {
                 memcpy(lines->pending + lines->pending_bytes, data, look);
                 lines->pending_bytes += look;

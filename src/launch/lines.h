@@ -16,11 +16,12 @@ enum {
     GR_LINES_TAIL_BYTES = 4096 /* of the last output that is kept for the report of a failure */
 };
 
-/* Borrowed for the call. Receives whole lines, or pieces of one, which end in '\n' as well. */
+/* Borrowed for the call. Receives whole lines, or pieces of one, which end in '\n' as well where
+ * something stands in front of lines. */
 typedef void gr_lines_emit(void *emit_arg, const char *text, size_t size_bytes);
 
 /* Writes what stands in front of a line that ends now; returns its length, at most
- * GR_LINES_PREFIX_BYTES. */
+ * GR_LINES_PREFIX_BYTES; 0: nothing, then no byte is added. */
 typedef size_t gr_lines_prefix(void *prefix_arg, char *text_out);
 
 /* "[who] ", in a color of those that differ (`shade`, from 0; -1: in none), and the time of day. As
@@ -47,7 +48,7 @@ void gr_lines_fini(gr_lines *lines);
 /* Without memory for a line that has begun it is emitted in pieces; nothing is lost. */
 void gr_lines_feed(gr_lines *lines, const char *data, size_t size_bytes);
 
-/* The end of the output: a line without '\n' is emitted with one. */
+/* The end of the output: a line without '\n' is emitted, with one if something stands in front. */
 void gr_lines_end(gr_lines *lines);
 
 /* The last `lines_max` lines (what fits into the tail), each behind `indent`, into text_out with a

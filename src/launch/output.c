@@ -106,10 +106,20 @@ static bool is_shown(const gr_launch_config *config, int rank, int number)
     return rank == 0 || (raw ? gr_launch_elastic(config) : !config->output.quiet);
 }
 
-static bool has_prefix(const gr_launch_config *config, int rank, int number)
+/* Lines of several ranks do not mix where nothing stands in front of them either. */
+static size_t write_no_prefix(void *prefix_arg, char *text_out)
+{
+    (void)prefix_arg;
+    (void)text_out;
+    return 0;
+}
+
+/* NULL: bytes as they come. */
+static gr_lines_prefix *prefix_of(const gr_launch_config *config, int rank, int number)
 {
     bool raw = config->output.raw_rank0 && number == 0 && (rank == 0 || gr_launch_elastic(config));
-    return config->output.prefix && !raw;
+    bool alone = config->output.quiet || gr_launch_all_slots(config) == 1;
+    return raw ? NULL : config->output.prefix ? write_prefix : alone ? NULL : write_no_prefix;
 }
 
 /* ---- Creation -------------------------------------------------------------------------------- */
@@ -155,12 +165,11 @@ static gr_status open_stream(struct stream *stream, gr_diag *diag)
         return gr_fail(diag, GR_E_IO, "a pipe cannot be made non-blocking: %s", strerror(errno));
     }
     bool shown = is_shown(config, stream->rank, stream->number);
-    bool prefix = has_prefix(config, stream->rank, stream->number);
     gr_lines_fini(&stream->lines);
     if (is_server(stream) && stream->number == 0) {
         gr_lines_init(&stream->lines, NULL, NULL, on_server_text, stream);
     } else {
-        gr_lines_init(&stream->lines, prefix ? write_prefix : NULL, stream,
+        gr_lines_init(&stream->lines, prefix_of(config, stream->rank, stream->number), stream,
                       shown ? put_into_sink : NULL, stream);
     }
     return config->output.log_dir != NULL ? open_log(stream, config, diag) : GR_OK;

@@ -136,6 +136,40 @@ static void without_prefix_bytes_pass_at_once(void **state)
     free(page.text);
 }
 
+static size_t write_nothing(void *prefix_arg, char *text_out)
+{
+    (void)prefix_arg;
+    (void)text_out;
+    return 0;
+}
+
+static void lines_without_prefix_do_not_mix_and_no_byte_is_added(void **state)
+{
+    enum { LONG = 2 * GR_LINES_PIECE_BYTES + 5 };
+    (void)state;
+    struct page page = {0};
+    gr_lines one, other;
+    gr_lines_init(&one, write_nothing, NULL, write_page, &page);
+    gr_lines_init(&other, write_nothing, NULL, write_page, &page);
+    feed_text(&one, "x");
+    feed_text(&other, "y\n");
+    feed_text(&one, "\nend");
+    assert_string_equal(page.text, "y\nx\n");
+    gr_lines_end(&one);
+    assert_string_equal(page.text, "y\nx\nend");
+    char *text = malloc(LONG + 1);
+    assert_non_null(text);
+    memset(text, 'l', LONG);
+    text[LONG] = '\0';
+    feed_text(&other, text);
+    feed_text(&other, "\n\n");
+    assert_int_equal(strlen(page.text), 7 + LONG + 2);
+    free(text);
+    gr_lines_fini(&one);
+    gr_lines_fini(&other);
+    free(page.text);
+}
+
 static void expect_tail(const gr_lines *lines, int lines_max, const char *expected)
 {
     char text[2 * GR_LINES_TAIL_BYTES];
@@ -205,6 +239,7 @@ int main(void)
         cmocka_unit_test(an_unfinished_line_waits_for_its_end),
         cmocka_unit_test(long_lines_are_cut_and_nothing_is_lost),
         cmocka_unit_test(without_prefix_bytes_pass_at_once),
+        cmocka_unit_test(lines_without_prefix_do_not_mix_and_no_byte_is_added),
         cmocka_unit_test(the_tail_is_the_last_lines),
         cmocka_unit_test(the_tail_of_much_output_is_bounded),
     };
