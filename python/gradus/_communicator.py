@@ -789,16 +789,21 @@ class Communicator:
                 other.done()
         future._call = call  # source_out is written until it is over
         held: Held = []
+        locked: Held = []
         try:
             self._enter_or_raise(future.operation, held)
-            take(future._lock, held)  # nobody moves it on before it has begun
-            self._inflight.add(future)  # before it begins: KeyboardInterrupt may come at any moment
-            status = lib.gr_start(self._handle, byref(call), 1, byref(future._op))
-            if status != Status.OK:
-                future._finish(status)
-                raise future._error
+            try:
+                take(future._lock, locked)  # nobody moves it on before it has begun
+                self._inflight.add(future)  # before: KeyboardInterrupt may come at any moment
+                status = lib.gr_start(self._handle, byref(call), 1, byref(future._op))
+                if status != Status.OK:
+                    future._finish(status)
+                    raise future._error
+            finally:
+                for leave in locked:
+                    leave()
         finally:
-            for leave in reversed(held):
+            for leave in held:
                 leave()
         return future
 
