@@ -178,7 +178,9 @@ GR_API void gr_comm_destroy(gr_comm *comm);
  * operations in flight fail with GR_E_ABORTED, all that wait return, later calls return
  * GR_E_COMM_BROKEN, and gr_comm_diag names this rank with the reason. Any thread, also while others
  * wait in the communicator, and inside a callback; not a signal handler. Does not wait for other
- * ranks. They notice it while they wait, by their progress thread, or in their next call.
+ * ranks. They notice it while operations of theirs are under way and they wait or have a progress
+ * thread; with none under way in gr_comm_poll, in their next operation, or by the descriptor of
+ * gr_comm_event_fd.
  *
  * reason   one sentence, shown on all ranks; 300 characters of it count; may be NULL
  * Returns  GR_OK, also if the communicator has ended already, of which the first cause stays;

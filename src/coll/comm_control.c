@@ -56,6 +56,7 @@ static gr_status open_event(gr_context *context, gr_diag *diag)
         return gr_fail(diag, GR_E_IO, "gr_comm_event_fd: no descriptor: %s", strerror(errno));
     }
     gr_fork_guard(context->event_fd); /* a child would take what is there for the parent */
+    gr_comm_thread_wake(context);     /* from now on it looks for the end, too */
     return GR_OK;
 }
 

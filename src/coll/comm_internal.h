@@ -137,6 +137,8 @@ struct gr_comm {
 /* ---- comm_thread.c --------------------------------------------------------------------------- */
 gr_status gr_comm_thread_start(gr_context *context, gr_diag *diag) GR_MUST_CHECK;
 void gr_comm_thread_stop(gr_context *context);
+/* Entered: the progress thread, if it sleeps, looks again what it is to do. */
+void gr_comm_thread_wake(gr_context *context);
 
 /* Takes the lock. GR_E_INVALID: the call stands in a reduction, or `waits` and stands in a
  * callback, or the communicator is being destroyed; gr_comm_last_error has the sentence. */

@@ -85,13 +85,21 @@ static bool has_work(const gr_context *context)
                                              (callbacks_left(context) && context->deliverer == 0)));
 }
 
+void gr_comm_thread_wake(gr_context *context)
+{
+    gr_comm_thread *thread = &context->thread;
+    if (thread->asleep) {
+        thread->asleep = false;
+        gr_counter_raise(&thread->work);
+    }
+}
+
 void gr_context_leave(gr_context *context)
 {
     gr_comm_thread *thread = &context->thread;
     notify_finished(context);
     if (thread->asleep && has_work(context)) {
-        thread->asleep = false;
-        gr_counter_raise(&thread->work);
+        gr_comm_thread_wake(context);
     }
     unlock(context);
 }
@@ -370,21 +378,32 @@ void gr_context_call_back_last(gr_context *context)
 /* ---- The progress thread --------------------------------------------------------------------- */
 enum { POLL_US = 100000 };
 
+static void look(gr_context *context)
+{
+    if (!gr_exec_looks(context->exec)) {
+        gr_exec_look_for_end(context->exec);
+    } else if (!gr_exec_progress(context->exec)) {
+        (void)gr_exec_poll_timers(context->exec, false);
+    }
+    notify_finished(context);
+}
+
 /* Under the lock, which is given back meanwhile. If some rank may have called something else than
  * what is over here, what it sent is looked at now and then: an error that waits for the program's
- * next call might wait for long. */
+ * next call might wait for long. So is the end of the communicator, if the program polls for it. */
 static void idle(gr_context *context)
 {
     gr_comm_thread *thread = &context->thread;
-    bool unmatched = !thread->led && gr_exec_has_unmatched(context->exec);
+    bool polled = context->event_fd >= 0 && !gr_exec_first_failure(context->exec);
+    bool looks = polled || (!thread->led && gr_exec_has_unmatched(context->exec));
     uint32_t seen = atomic_load(&thread->work);
     thread->asleep = true;
     unlock(context);
-    gr_counter_sleep(&thread->work, seen, unmatched ? POLL_US : -1);
+    gr_counter_sleep(&thread->work, seen, looks ? POLL_US : -1);
     lock(context);
     /* A leader looks itself, and as a thread that waits in an operation. */
-    if (thread->asleep && unmatched && !thread->led && !gr_exec_progress(context->exec)) {
-        (void)gr_exec_poll_timers(context->exec, false);
+    if (thread->asleep && looks && !thread->led) {
+        look(context);
     }
     thread->asleep = false;
 }

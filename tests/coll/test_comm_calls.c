@@ -8,6 +8,8 @@
 #include "support_ranks.h"
 #include "support_values.h"
 
+#include <poll.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -15,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -542,6 +545,55 @@ static void sums_do_not_depend_on_the_mode_of_the_thread(void **state)
     }
 }
 
+/* ---- An end with nothing under way ----------------------------------------------------------- */
+/* Rank 1 aborts when rank 0 has nothing to do but to ask for news. */
+static int end_idle(gr_comm *comm, const ranks_job *job, bool by_event)
+{
+    enum { EVENT_MS = 60000 }; /* an event that does not come is a failure */
+    const int *fds = job->arg;
+    struct pollfd event = {.fd = -1, .events = POLLIN};
+    char byte = 0;
+    EXPECT(!by_event || gr_comm_event_fd(comm, &event.fd) == GR_OK);
+    EXPECT(gr_barrier(comm) == GR_OK);
+    if (gr_comm_rank(comm) == 1) {
+        EXPECT(read(fds[0], &byte, 1) == 1);
+        EXPECT(gr_comm_abort(comm, "enough") == GR_OK);
+        gr_comm_destroy(comm);
+        return 0;
+    }
+    EXPECT(gr_comm_poll(comm) == GR_OK);
+    gr_comm_event_clear(comm);
+    EXPECT(write(fds[1], "x", 1) == 1);
+    while (by_event && gr_comm_diag(comm)->status == GR_OK) {
+        EXPECT(poll(&event, 1, EVENT_MS) == 1); /* the first one may be of the barrier */
+        gr_comm_event_clear(comm);
+    }
+    while (!by_event && gr_comm_poll(comm) == GR_OK) {
+        sched_yield();
+    }
+    EXPECT(gr_comm_diag(comm)->status == GR_E_ABORTED && gr_comm_diag(comm)->peer_rank == 1);
+    EXPECT(strstr(gr_comm_diag(comm)->text, "enough"));
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static int run_end_by_event(gr_comm *comm, const ranks_job *job)
+{
+    return end_idle(comm, job, true);
+}
+
+static int run_end_by_poll(gr_comm *comm, const ranks_job *job)
+{
+    return end_idle(comm, job, false);
+}
+
+static void abort_is_told_though_nothing_is_under_way(void **state)
+{
+    (void)state;
+    assert_int_equal(ranks_run_pairs(run_end_by_event), 0);
+    assert_int_equal(ranks_run_pairs(run_end_by_poll), 0);
+}
+
 /* ---- Any of several -------------------------------------------------------------------------- */
 static int run_wait_any(gr_comm *comm, const ranks_job *job)
 {
@@ -670,6 +722,7 @@ int main(void)
         cmocka_unit_test(test_background_callbacks),
         cmocka_unit_test(test_factors),
         cmocka_unit_test(factors_count_for_their_rank),
+        cmocka_unit_test(abort_is_told_though_nothing_is_under_way),
         cmocka_unit_test(test_wait_any),
         cmocka_unit_test(sums_do_not_depend_on_the_mode_of_the_thread),
         cmocka_unit_test(calls_that_were_refused_leave_their_buffers),

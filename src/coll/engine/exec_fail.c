@@ -261,6 +261,30 @@ void gr_exec_peer_gone(gr_exec *exec, int peer, bool left, const char *why)
     exec->moved = true; /* the link that has ended is looked at next */
 }
 
+void gr_exec_look_for_end(gr_exec *exec)
+{
+    uint64_t now = gr_flight_recorder_now();
+    if (exec->diag.status != GR_OK || gr_exec_looks(exec) ||
+        now - exec->polled_ticks < exec->poll_every_ticks) {
+        return;
+    }
+    exec->polled_ticks = now;
+    gr_diag diag;
+    gr_status status = gr_mesh_progress(exec->mesh, &diag);
+    for (int peer = 0; peer < exec->world_size; peer++) {
+        gr_link *link = peer == exec->rank ? NULL : gr_mesh_link(exec->mesh, peer);
+        gr_frame frame;
+        if (link && gr_link_peek(link, &frame) != GR_OK &&
+            gr_status_scope((gr_status)gr_link_diag(link)->status) >= GR_SCOPE_COMM) {
+            gr_exec_fail(exec, gr_link_diag(link));
+            return;
+        }
+    }
+    if (status != GR_OK) {
+        gr_exec_mesh_failed(exec, status, &diag);
+    }
+}
+
 void gr_exec_check_members(gr_exec *exec)
 {
     gr_diag diag;

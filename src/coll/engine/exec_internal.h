@@ -237,7 +237,7 @@ struct gr_exec {
      * some rank, and of the newest one that ended and had one from all. */
     uint64_t unmatched, matched;
     uint64_t polled_ticks,
-        poll_every_ticks;    /* the last gr_exec_periodic_poll that looked; how often it does */
+        poll_every_ticks;    /* the last look between operations; how often there is one */
     const gr_op *arrived_op; /* to which a peer came last in this pass; NULL: to none */
     uint64_t arrived;        /* when, in ticks */
     gr_diagnosis *diagnosis;
