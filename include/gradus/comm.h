@@ -22,10 +22,10 @@
  *
  * Fork: a child that was forked from the process that created a communicator cannot use it: calls
  * return GR_E_INVALID, gr_comm_destroy does nothing. However the child ends, the parent and its
- * peers do not notice it. Memory of gr_alloc, as that of gr_register, is shared with the child where
- * peers share it: what the child writes there the parent and its operations see, and the child sees
- * what happens there later. It must not use the memory any more when the parent has freed it, or has
- * ended the context.
+ * peers do not notice it. Memory of gr_alloc, as that of gr_register, is shared with the child
+ * where peers share it: what the child writes there the parent and its operations see, and the
+ * child sees what happens there later. It must not use the memory any more when the parent has
+ * freed it, or has ended the context.
  *
  * Wrong arguments: a call that can return a status refuses NULL with GR_E_INVALID, but where it is
  * allowed. A communicator that was destroyed, and an operation that was released (but for what

@@ -311,7 +311,7 @@ static void test_unfinished(void **state)
     }
 }
 
-/* ---- Two threads that destroy the last two ---------------------------------------------------- */
+/* ---- Two threads that destroy the last two --------------------------------------------------- */
 typedef struct destroyer {
     gr_comm *comm; /* destroyed by the other thread, ... */
     pthread_t thread;
