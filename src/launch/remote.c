@@ -282,13 +282,13 @@ static int check_time(struct relay *relay)
 {
     int64_t now = now_us(), next = INT64_MAX;
     const int64_t silence_us = relay->config->silence_us;
-    if (relay->deadline_us > 0) {
+    if (relay->deadline_us > 0 && relay->output_left == 0) { /* else it is we who do not listen */
         if (now >= relay->deadline_us) {
             lose(relay, !relay->hello, "it did not answer in time");
         }
         next = relay->deadline_us;
     }
-    if (relay->hello && relay->output_left == 0) { /* else it is we who do not listen */
+    if (relay->hello && relay->output_left == 0) {
         if (gr_channel_is_silent(&relay->channel, now, silence_us)) {
             char reason[96];
             snprintf(reason, sizeof reason, "nothing was heard of it for %.1f s (--host-timeout)",
@@ -341,6 +341,7 @@ static void carry(struct relay *relay)
         if (at[4].revents != 0) {
             push_output(relay);
             channel->heard_us = now_us(); /* its silence counts from now on: we did not listen */
+            relay->deadline_us = relay->deadline_us > 0 ? now_us() + KILL_PATIENCE_US : 0;
             take_packets(relay);
         }
         if (at[1].revents != 0 || more) {
