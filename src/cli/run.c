@@ -330,7 +330,9 @@ static int work(gr_cli_run *run)
         status = gr_run_publish(run, &diag);
     }
     int code;
-    if (status != GR_OK) {
+    if (status != GR_OK && run->again) { /* it had begun: the line was right then */
+        code = gr_cli_fail(status == GR_E_CANCELLED ? GR_EXIT_RESUME : GR_EXIT_FAILED, &diag);
+    } else if (status != GR_OK) {
         code = gr_cli_refuse(status, &diag);
     } else {
         gr_cores_sort_by_topology(&run->cores);

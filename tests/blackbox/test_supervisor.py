@@ -9,7 +9,8 @@ import re
 import signal
 
 import pytest
-from conftest import LEISURELY, TIMEOUT_S, finish, read_lines, sha256_of, unhurried, wait_until
+from conftest import (LEISURELY, TIMEOUT_S, finish, read_lines, sha256_of, unhurried, wait_until,
+                      write_digits)
 from processes import children, kill_agent, name
 from test_outlive import (echo, host, jobs_of, start_waiting, state_of,  # noqa: F401
                           wait_for_state, workers_of)
@@ -277,6 +278,18 @@ def test_from_the_first_step(host, job, undisturbed, tmp_path):
     assert sha256_of(output) == undisturbed and check_metrics(output) == [0]
     assert (logs / "rank.0.out").read_text().count("digits-mlp: ") == 2
     is_nothing_left(host, tmp_path)
+
+
+def test_restart_that_cannot_be_is_a_failed_job(host, tmp_path):
+    """And no wrong line: it was right when the job began."""
+    path = write_digits(tmp_path, 10000)
+    with unhurried(tmp_path) as slow:
+        launcher = host.start("run", "-np", 1, "--output", tmp_path / "out", "--chaos", slow, path)
+        read_lines(launcher.stdout, 1)
+        path.unlink()
+        kill_supervisor(host)
+        _, err = launcher.communicate(timeout=TIMEOUT_S)
+    assert launcher.returncode == 1 and str(path) in err, err
 
 
 def test_a_command_is_restarted_if_it_may_be(host, script, tmp_path):
