@@ -256,6 +256,27 @@ static int rename_to_new(const char *name, const char *path)
     return renameat2(AT_FDCWD, name, AT_FDCWD, path, RENAME_NOREPLACE) == 0 ? 0 : errno;
 }
 
+/* A device, a FIFO, or what a name of /dev leads to: there is nothing to be replaced. */
+static bool takes_bytes(const char *path, const struct stat *is)
+{
+    struct stat name;
+    return !S_ISREG(is->st_mode) ||
+           (strncmp(path, "/dev/", 5) == 0 && lstat(path, &name) == 0 && S_ISLNK(name.st_mode));
+}
+
+static gr_status write_into(const char *path, gr_file_writer *write, void *arg, gr_diag *diag)
+{
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return gr_fail_errno(diag, "write", path, errno);
+    }
+    gr_status status = write(arg, fd, diag);
+    if (close(fd) != 0 && status == GR_OK) {
+        status = gr_fail_errno(diag, "write", path, errno);
+    }
+    return status;
+}
+
 /* `fresh`: nothing has that name, and nobody else may read the file. */
 static gr_status write_as(const char *path, bool fresh, gr_file_writer *write, void *arg,
                           gr_diag *diag)
@@ -264,6 +285,9 @@ static gr_status write_as(const char *path, bool fresh, gr_file_writer *write, v
     bool replaces = !fresh && stat(path, &old) == 0;
     if (replaces && S_ISDIR(old.st_mode)) {
         return gr_fail(diag, GR_E_IO, "cannot write %s: there is a folder of this name", path);
+    }
+    if (replaces && takes_bytes(path, &old)) {
+        return write_into(path, write, arg, diag);
     }
     char *name = NULL;
     int fd = -1;

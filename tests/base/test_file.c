@@ -5,6 +5,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -210,6 +211,22 @@ static void file_replace_that_fails_leaves_the_old_file(void **state)
     assert_int_equal(gr_file_replace(*state, "x", 1, &diag), GR_E_IO);
 }
 
+static void fifo_takes_the_bytes_and_stays(void **state)
+{
+    char path[PATH_MAX], byte = 0;
+    struct stat is;
+    gr_diag diag;
+    support_path(*state, "fifo", path);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(gr_file_replace(path, "x", 1, &diag), GR_OK);
+    assert_int_equal(read(fd, &byte, 1), 1);
+    assert_int_equal(byte, 'x');
+    assert_true(lstat(path, &is) == 0 && S_ISFIFO(is.st_mode));
+    close(fd);
+}
+
 static void file_in_an_unwritable_folder_is_refused_with_its_name(void **state)
 {
     (void)state;
@@ -295,6 +312,8 @@ int main(void)
                                         support_teardown_folder),
         cmocka_unit_test_setup_teardown(file_replace_that_fails_leaves_the_old_file,
                                         support_setup_folder, support_teardown_folder),
+        cmocka_unit_test_setup_teardown(fifo_takes_the_bytes_and_stays, support_setup_folder,
+                                        support_teardown_folder),
         cmocka_unit_test(file_in_an_unwritable_folder_is_refused_with_its_name),
         cmocka_unit_test_setup_teardown(dir_create_without_parents_creates_them,
                                         support_setup_folder, support_teardown_folder),
