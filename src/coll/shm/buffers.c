@@ -146,14 +146,10 @@ static bool find_leaves(gr_shm_coll_op *op)
     return true;
 }
 
-void gr_shm_coll_learn_postscales(gr_shm_coll_op *op)
+static void learn_who_differs(gr_shm_coll_op *op)
 {
-    const gr_shm_coll *shm = op->shm;
     int first = -1; /* of those that have a result */
-    op->factors_differ = false;
-    for (int peer = 0; peer < shm->size; peer++) {
-        op->postscales[peer] =
-            peer == shm->rank ? op->postscale : gr_shm_coll_control_of(op, peer)->body.at.postscale;
+    for (int peer = 0; peer < op->shm->size; peer++) {
         if (gr_coll_receives(op->coll, peer, op->root)) {
             first = first < 0 ? peer : first;
             op->factors_differ =
@@ -161,6 +157,22 @@ void gr_shm_coll_learn_postscales(gr_shm_coll_op *op)
         }
     }
     op->factor = op->factors_differ || first < 0 ? 1 : op->postscales[first];
+}
+
+void gr_shm_coll_learn_postscales(gr_shm_coll_op *op)
+{
+    const gr_shm_coll *shm = op->shm;
+    bool alike = true;
+    for (int peer = 0; peer < shm->size; peer++) {
+        op->postscales[peer] =
+            peer == shm->rank ? op->postscale : gr_shm_coll_control_of(op, peer)->body.at.postscale;
+        alike = alike && op->postscales[peer] == op->postscale;
+    }
+    op->factors_differ = false;
+    op->factor = op->postscale;
+    if (!alike) {
+        learn_who_differs(op);
+    }
 }
 
 static void locate_own(gr_shm_coll_op *op)
