@@ -126,14 +126,6 @@ static void set_time(int64_t *to_us, int64_t from_us)
     }
 }
 
-static bool names(const char *const *settings, const char *prefix)
-{
-    while (settings && *settings && strncmp(*settings, prefix, strlen(prefix)) != 0) {
-        settings++;
-    }
-    return settings && *settings;
-}
-
 /* Returns true if the reference page lists `setting`. Otherwise near_out is a similar setting, or
  * "". */
 static bool is_listed(const char *setting, char near_out[NAME_BYTES])
@@ -180,9 +172,9 @@ static gr_status set_settings(gr_group_config *to, const gr_comm_config *from, g
                            setting, near);
         }
     }
-    if (from->settings) {
-        gr_status status = gr_config_from_env(
-            &gr_group_config_table, to, (char *const *)(uintptr_t)from->settings, arena, diag);
+    char *const *settings = (char *const *)(uintptr_t)from->settings;
+    if (settings) {
+        gr_status status = gr_config_from_env(&gr_group_config_table, to, settings, arena, diag);
         if (status != GR_OK) {
             return status;
         }
@@ -201,7 +193,8 @@ static gr_status set_settings(gr_group_config *to, const gr_comm_config *from, g
     }
     set_time(&to->join_timeout_us, from->join_timeout_us);
     set_time(&to->op_timeout_us, from->op_timeout_us);
-    if (from->op_timeout_us != 0 && !names(from->settings, "GRADUS_STALL_FAIL=")) {
+    bool is_set = settings && gr_config_variable(settings, "GRADUS_STALL_FAIL");
+    if (from->op_timeout_us != 0 && !is_set) {
         to->stall_fail_us = 0; /* what the environment says of both */
     }
     if (from->inexact) {
