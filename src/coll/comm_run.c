@@ -754,11 +754,7 @@ gr_status gr_comm_poll(gr_comm *comm)
     if (status != GR_OK) {
         return status;
     }
-    if (!gr_exec_looks(context->exec)) {
-        gr_exec_look_for_end(context->exec);
-    } else if (!gr_exec_progress(context->exec)) {
-        (void)gr_exec_poll_timers(context->exec, false);
-    }
+    gr_exec_look(context->exec);
     status = state_of(comm);
     gr_context_leave_calling(context);
     return status;

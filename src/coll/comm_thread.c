@@ -378,16 +378,6 @@ void gr_context_call_back_last(gr_context *context)
 /* ---- The progress thread --------------------------------------------------------------------- */
 enum { POLL_US = 100000 };
 
-static void look(gr_context *context)
-{
-    if (!gr_exec_looks(context->exec)) {
-        gr_exec_look_for_end(context->exec);
-    } else if (!gr_exec_progress(context->exec)) {
-        (void)gr_exec_poll_timers(context->exec, false);
-    }
-    notify_finished(context);
-}
-
 /* Under the lock, which is given back meanwhile. If some rank may have called something else than
  * what is over here, what it sent is looked at now and then: an error that waits for the program's
  * next call might wait for long. So is the end of the communicator, if the program polls for it. */
@@ -403,7 +393,8 @@ static void idle(gr_context *context)
     lock(context);
     /* A leader looks itself, and as a thread that waits in an operation. */
     if (thread->asleep && looks && !thread->led) {
-        look(context);
+        gr_exec_look(context->exec);
+        notify_finished(context);
     }
     thread->asleep = false;
 }

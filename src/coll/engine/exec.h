@@ -316,9 +316,10 @@ bool gr_exec_uses(const gr_exec *exec, const gr_call_memory *memory, char *what_
 /* The same for any thread, also while another one moves the executor on: NULL until all operations
  * have ended with the failure; what it points to does not change any more. */
 const gr_diag *gr_exec_first_failure(const gr_exec *exec);
-/* Nothing is under way, so that nobody looks at the links: ends everything if a peer has said there
- * that the communicator has ended. What else has come stays for the operations to come. */
-void gr_exec_look_for_end(gr_exec *exec);
+/* Of those that wait for nothing: moves everything on. Where nothing is under way, so that nobody
+ * looks at the links, ends everything if a peer has said there that the communicator has ended;
+ * what else has come stays for the operations to come. */
+void gr_exec_look(gr_exec *exec);
 /* Moves everything on, and ends it if a peer is gone, though nothing under way needs it. */
 void gr_exec_check_members(gr_exec *exec);
 /* Ends everything with this cause, unless it has ended; all peers receive it. */

@@ -261,11 +261,10 @@ void gr_exec_peer_gone(gr_exec *exec, int peer, bool left, const char *why)
     exec->moved = true; /* the link that has ended is looked at next */
 }
 
-void gr_exec_look_for_end(gr_exec *exec)
+static void look_for_end(gr_exec *exec)
 {
     uint64_t now = gr_flight_recorder_now();
-    if (exec->diag.status != GR_OK || gr_exec_looks(exec) ||
-        now - exec->polled_ticks < exec->poll_every_ticks) {
+    if (exec->diag.status != GR_OK || now - exec->polled_ticks < exec->poll_every_ticks) {
         return;
     }
     exec->polled_ticks = now;
@@ -282,6 +281,15 @@ void gr_exec_look_for_end(gr_exec *exec)
     }
     if (status != GR_OK) {
         gr_exec_mesh_failed(exec, status, &diag);
+    }
+}
+
+void gr_exec_look(gr_exec *exec)
+{
+    if (!gr_exec_looks(exec)) {
+        look_for_end(exec);
+    } else if (!gr_exec_progress(exec)) {
+        (void)gr_exec_poll_timers(exec, false);
     }
 }
 
