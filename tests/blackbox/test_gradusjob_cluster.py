@@ -57,10 +57,9 @@ class Training:
 
     def wait_for_end(self):
         """However long it trains on a busy machine: only one that stands has failed."""
-        known = -1
-        while known != len(self.events("epoch")) and not self.events("end"):
+        while not self.events("end"):
             known = len(self.events("epoch"))
-            wait_until(lambda: len(self.events("epoch")) > known or self.events("end"),
+            wait_until(lambda most=known: len(self.events("epoch")) > most or self.events("end"),
                        f"an epoch after {known} or the end", WAIT_S)
 
 
