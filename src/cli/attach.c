@@ -20,8 +20,6 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SHELL_SIGNAL_BASE = 128 };
-
 /* ---- Following ------------------------------------------------------------------------------- */
 
 /* The supervisor has gone without a word. What has killed our child before it looked after signals
@@ -41,7 +39,7 @@ static int report_loss(const gr_process *supervisor, bool child, const char *run
         (void)signal(number, SIG_DFL);
         (void)raise(number);
         (void)sigprocmask(SIG_SETMASK, &none, NULL);
-        return SHELL_SIGNAL_BASE + number; /* the first process of a container does not die of it */
+        return 128 + number; /* the first process of a container does not die of it */
     }
     loss_out->supervisor = supervisor->pid;
     snprintf(loss_out->run, sizeof loss_out->run, "%s", run);

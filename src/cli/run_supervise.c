@@ -196,6 +196,8 @@ static ssize_t write_line(void *supervisor, const char *text, size_t size_bytes)
 static int supervise(gr_cli_run *run, const gr_supervisor_config *config,
                      int (*work)(gr_cli_run *run))
 {
+    /* Who looks at it later finds the end of a job that outlives its launcher. */
+    const bool counts = run->job_path == NULL && config->outlive_us != 0;
     FILE *const terminal = stderr;
     run->supervisor = gr_supervisor_create(config);
     FILE *lines =
@@ -210,15 +212,15 @@ static int supervise(gr_cli_run *run, const gr_supervisor_config *config,
     setbuf(lines, NULL);
     stderr = lines;
     run->log.sink_arg = lines;
-    if (run->job_path == NULL) {
+    if (counts) {
         run->content = gr_run_content(run);
     }
     int code = work(run);
     stderr = terminal;
     fclose(lines);
     /* What has changed meanwhile the command may have written itself. */
-    bool kept = run->job_path != NULL || run->content == gr_run_content(run);
-    gr_job_end end = {.code = code, .content = kept ? run->content : 0};
+    bool changed = counts && run->content != gr_run_content(run);
+    gr_job_end end = {.code = code, .content = changed ? 0 : run->content};
     if (run->output != NULL && !is_gone(run->output)) {
         snprintf(end.output, sizeof end.output, "%s", run->output);
     }
@@ -228,7 +230,8 @@ static int supervise(gr_cli_run *run, const gr_supervisor_config *config,
     return code;
 }
 
-/* Nothing of the launcher's session reaches it: no signal of its terminal, and not its stdin. */
+/* Nothing of the launcher's session reaches it: no signal of its terminal, and not its stdin.
+ * Before its job can be found it ends with the launcher. */
 static void settle(gr_cli_run *run, pid_t launcher)
 {
     run->bound = run->record.attempt == 0;
