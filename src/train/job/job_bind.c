@@ -13,7 +13,7 @@
 
 enum { SHAPE_HINT_BYTES = 256 };
 
-/* Each worker that goes its own way takes other samples than the rest, as many as a shard has. */
+/* Each asynchronous worker takes other samples than the rest, as many as a shard has. */
 static gr_status check_samples(const gr_job *job, int64_t samples, gr_diag *diag)
 {
     int64_t most = samples / job->shard_batch;
