@@ -125,6 +125,12 @@ static bool is_ours_alone(const gr_shm_coll_op *op, int block)
             op->coll == GR_COLL_ALLTOALL);
 }
 
+static void pack(const gr_shm_coll_op *op, size_t begin, size_t end, uint8_t *to, size_t stride)
+{
+    gr_shm_coll_pack(op, begin, end, to, stride, &op->shm->to_windows,
+                     op->shm->windows_bytes / SHM_COLL_RING);
+}
+
 static void fill_slices(gr_shm_coll_op *op, uint64_t window)
 {
     int rank = op->shm->rank;
@@ -137,7 +143,7 @@ static void fill_slices(gr_shm_coll_op *op, uint64_t window)
         slice_of(op, block, window, &first, &end);
         uint8_t *to =
             window_of(op, rank, window) + (gives_one_block(op) ? 0 : (size_t)block) * stride_of(op);
-        gr_shm_coll_pack(op, first, end, to, 0);
+        pack(op, first, end, to, 0);
     }
 }
 
@@ -196,6 +202,7 @@ static void take_window(gr_shm_coll_op *op)
 static void fill_window(gr_shm_coll_op *op)
 {
     uint64_t window = atomic_load_explicit(&op->shm->own->windows.filled, memory_order_relaxed);
+    op->shm->windows_bytes += op->window_bytes;
     if (op->coll != GR_COLL_ALLREDUCE) {
         if (op->input_count > 0) {
             fill_slices(op, window);
@@ -209,10 +216,10 @@ static void fill_window(gr_shm_coll_op *op)
     if (reads_own(op)) {
         size_t first, last;
         share_of(op, begin, end, op->shm->rank, &first, &last);
-        gr_shm_coll_pack(op, begin, begin + first, to, stride_of(op));
-        gr_shm_coll_pack(op, begin + last, end, to + last * op->element_bytes, stride_of(op));
+        pack(op, begin, begin + first, to, stride_of(op));
+        pack(op, begin + last, end, to + last * op->element_bytes, stride_of(op));
     } else {
-        gr_shm_coll_pack(op, begin, end, to, stride_of(op));
+        pack(op, begin, end, to, stride_of(op));
     }
     store_window(op, FILLED, window + 1);
 }
@@ -229,12 +236,21 @@ static void reduce_window(gr_shm_coll_op *op)
                            ? op->inputs[from.input] + begin * op->element_bytes
                            : window_of(op, from.rank, window) + (size_t)from.input * stride_of(op);
     }
-    op->outs[0] = window_of(op, shm->rank, window);
-    op->outs[1] = op->out + begin * op->element_bytes;
+    share_of(op, begin, end, shm->rank, &first, &last);
+    uint8_t *own = window_of(op, shm->rank, window), *out = op->out + begin * op->element_bytes;
+    /* The sum passes by the caches on its way to the others alone. */
+    bool aside = shm->to_windows.past_caches && !op->factors_differ;
+    op->outs[0] = aside ? out : own;
+    op->outs[1] = out;
     op->out_factors[0] = 1;
     op->out_factors[1] = op->postscale;
-    share_of(op, begin, end, shm->rank, &first, &last);
+    op->out_count = aside ? 1 : 2;
     gr_shm_coll_add(op, begin + first, begin + last, begin);
+    if (aside) {
+        size_t at = first * op->element_bytes;
+        gr_stream_copy(&shm->to_windows, shm->windows_bytes / SHM_COLL_RING, own + at, out + at,
+                       (last - first) * op->element_bytes);
+    }
     store_window(op, REDUCED, window + 1);
 }
 
@@ -277,7 +293,6 @@ static void begin_windows(gr_shm_coll_op *op)
     op->window_first = op->shm->windows_next;
     op->window_end =
         op->window_first + (op->largest + op->window_elements - 1) / op->window_elements;
-    op->out_count = 2; /* the window and the result */
     op->scaled = true;
 }
 

@@ -381,12 +381,13 @@ static void prefetch_for_write(const volatile void *line)
 static inline void pack(gr_shm_coll_op *op)
 {
     uint8_t *to = gr_shm_coll_packed(op, op->shm->rank);
-    if (op->input_count == 1 && op->prescale == 1) {
-        gr_shm_coll_copy(to, op->inputs[0] + op->given * op->element_bytes,
-                         op->given_count * op->element_bytes);
+    size_t size_bytes = op->given_count * op->element_bytes;
+    if (op->input_count == 1 && op->prescale == 1 && size_bytes <= SHM_COLL_PACK_MAX) {
+        gr_shm_coll_copy(to, op->inputs[0] + op->given * op->element_bytes, size_bytes);
     } else if (op->input_count > 0) {
         size_t inputs = op->tree ? (size_t)op->tree->inputs_most : 1;
-        gr_shm_coll_pack(op, op->given, op->given + op->given_count, to, op->packed_bytes / inputs);
+        gr_shm_coll_pack(op, op->given, op->given + op->given_count, to, op->packed_bytes / inputs,
+                         &op->shm->to_slots, op->seq / SHM_COLL_SLOTS);
     }
 }
 

@@ -6,6 +6,7 @@
  * (memory that is not shared: through the kernel, or by way of windows), addition_tree.c (the order
  * of additions) and work.c (the additions, and who does which) only. */
 
+#include "base/stream.h"
 #include "coll/plan/traits.h"
 #include "coll/shm/shm_area.h"
 #include "coll/shm/shm_coll.h"
@@ -174,11 +175,13 @@ typedef struct shm_difference {
 struct gr_shm_coll {
     gr_shm_colls *shms;
     int id, rank, size;
-    uint32_t next_seq;           /* of the next operation */
-    uint32_t all_finished;       /* all ranks have finished those before it, at least */
-    uint32_t published;          /* what our `finished` says */
-    gr_shm_coll_op *head, *tail; /* not finished, in order */
-    uint64_t windows_next;       /* of the next staged operation */
+    uint32_t next_seq;              /* of the next operation */
+    uint32_t all_finished;          /* all ranks have finished those before it, at least */
+    uint32_t published;             /* what our `finished` says */
+    gr_shm_coll_op *head, *tail;    /* not finished, in order */
+    uint64_t windows_next;          /* of the next staged operation */
+    uint64_t windows_bytes;         /* of all that this rank has filled */
+    gr_stream to_windows, to_slots; /* how it writes into them */
     shm_unchecked unchecked[SHM_COLL_SLOTS];
     uint64_t unchecked_slots; /* bits */
     bool differs;             /* one of them was called differently, and nobody was notified: */
@@ -263,9 +266,9 @@ bool gr_shm_coll_windows_need(const gr_shm_coll_op *op, int peer);
  * `op->outs`; both begin with element `origin`. */
 void gr_shm_coll_add(const gr_shm_coll_op *op, size_t begin, size_t end, size_t origin);
 /* Elements [begin, end) of our own inputs, times prescale, each `stride` bytes behind the one
- * before. */
+ * before; `stream` and `round` belong to that memory. */
 void gr_shm_coll_pack(const gr_shm_coll_op *op, size_t begin, size_t end, uint8_t *to,
-                      size_t stride);
+                      size_t stride, gr_stream *stream, uint64_t round);
 
 /* Share `part` of `parts` of `count` elements: cut at cache lines. */
 size_t gr_shm_coll_cut(size_t count, size_t element_bytes, size_t parts, size_t part);

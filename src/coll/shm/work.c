@@ -100,14 +100,15 @@ void gr_shm_coll_add(const gr_shm_coll_op *op, size_t begin, size_t end, size_t 
 }
 
 void gr_shm_coll_pack(const gr_shm_coll_op *op, size_t begin, size_t end, uint8_t *to,
-                      size_t stride)
+                      size_t stride, gr_stream *stream, uint64_t round)
 {
     for (int i = 0; i < op->input_count; i++) {
         const uint8_t *from = op->inputs[i] + begin * op->element_bytes;
         if (op->prescale != 1) {
             gr_scale_to(to + (size_t)i * stride, from, end - begin, op->dtype, op->prescale);
         } else {
-            memcpy(to + (size_t)i * stride, from, (end - begin) * op->element_bytes);
+            gr_stream_copy(stream, round, to + (size_t)i * stride, from,
+                           (end - begin) * op->element_bytes);
         }
     }
 }
