@@ -7,10 +7,10 @@
 #include <stdint.h>
 
 /* Copies into memory that this process writes round after round, and others read: slots, windows,
- * a stage. There, a plain store waits until the readers' cores have given the line up; on some hosts
- * one line after the other (14 us for 32 KiB, of which the copy itself is one). Stores that go past
- * the caches do not wait, but on other hosts the readers do, for the memory. So both ways are timed
- * now and then, by copies that are due anyway. One thread at a time; zeros to begin with. */
+ * a stage. There, a plain store waits until the readers' cores have given the line up; on some
+ * hosts one line after the other: 14 us for 32 KiB, of which the copy itself is one. Stores that go
+ * past the caches do not wait, but on other hosts the readers do, for the memory. So both ways are
+ * timed now and then, by copies that are due anyway. One thread at a time; zeros to begin with. */
 typedef struct gr_stream {
     uint64_t trial; /* the round in which the last trial began */
     uint64_t span;  /* rounds from there to the next trial */

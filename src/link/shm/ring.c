@@ -138,7 +138,8 @@ static bool send_staged(gr_shm_link *link, const gr_frame *frame, gr_shm_place p
         want(link, link->freed + 1);
         return false;
     }
-    memcpy(mesh_of(link)->own.base + offset, data, size_bytes);
+    gr_stream_copy(&link->to_stage, link->stage_head / GR_SHM_STAGE_BYTES,
+                   mesh_of(link)->own.base + offset, data, size_bytes);
     link->base.mesh->stats.bytes_copied += size_bytes;
     send_far(link, frame, place, offset, size_bytes, piece_at);
     return true;

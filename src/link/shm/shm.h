@@ -2,6 +2,7 @@
 #ifndef GR_LINK_SHM_SHM_H
 #define GR_LINK_SHM_SHM_H
 
+#include "base/stream.h"
 #include "link/mesh.h"
 #include "link/shm/heap.h"
 #include "link/shm/registered.h"
@@ -44,6 +45,7 @@ typedef struct gr_shm_link {
     uint64_t wanted;        /* somebody waits for this many; 0: nobody waits */
     uint64_t last_borrowed; /* head after the last message that lies in our heap */
     uint64_t stage_head, stage_tail;
+    gr_stream to_stage;
     gr_shm_pending pending;
     uint64_t borrowed[GR_SHM_SLOTS];  /* last_borrowed when the descriptor was filled */
     uint64_t stage_end[GR_SHM_SLOTS]; /* stage_head then */
