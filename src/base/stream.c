@@ -102,3 +102,8 @@ void gr_stream_copy(gr_stream *stream, uint64_t round, void *to, const void *fro
         copy(to, from, size_bytes, stream->past_caches);
     }
 }
+
+double gr_stream_ns(const gr_stream *stream)
+{
+    return stream->tried_bytes == 0 ? 0 : stream->past_caches ? stream->past_ns : stream->plain_ns;
+}

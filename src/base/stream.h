@@ -26,4 +26,7 @@ typedef struct gr_stream {
 void gr_stream_copy(gr_stream *stream, uint64_t round, void *to, const void *from,
                     size_t size_bytes);
 
+/* What a byte takes in the way that is chosen, at best; 0: there was no whole trial yet. */
+double gr_stream_ns(const gr_stream *stream);
+
 #endif

@@ -233,7 +233,7 @@ static const algorithm_candidate *chosen_one(const explanation *e)
 static gr_shm_coll_way way_of(const explanation *e, bool registered)
 {
     return gr_shm_coll_way_of(e->shape.coll, (size_t)e->options->size_bytes, e->shape.world_size,
-                              registered, gr_cma_cost((gr_cma)e->options->cma),
+                              registered, gr_cma_cost((gr_cma)e->options->cma, NULL),
                               e->tuning.cores >= e->shape.world_size);
 }
 

@@ -54,8 +54,8 @@ void gr_mesh_set_poll_hook(gr_mesh *mesh, gr_mesh_poll_hook *poll_hook, const vo
 bool gr_mesh_cma(const gr_mesh *mesh, int peer);
 /* How many times as long as a plain copy of 64 KiB within the caches the kernel's takes, which is
  * measured now, in 0.1 ms (5 and 10 were seen). 0: GR_CMA_ON asks for it whatever it costs;
- * HUGE_VAL: GR_CMA_OFF, or it fails. */
-double gr_cma_cost(gr_cma cma);
+ * HUGE_VAL: GR_CMA_OFF, or it fails. *ns_out (NULL ok): what a byte takes; 0: not measured. */
+double gr_cma_cost(gr_cma cma, double *ns_out);
 /* The mesh's setting; GR_CMA_OFF: it has no shared memory. */
 gr_cma gr_mesh_cma_setting(const gr_mesh *mesh);
 /* Copy from, and to, the address `at` in `peer`, for which gr_mesh_cma is true. GR_OK;

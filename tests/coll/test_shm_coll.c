@@ -938,10 +938,42 @@ static void the_kernel_copies_where_that_is_faster(void **unused)
                      GR_SHM_COLL_WINDOWS);
 }
 
+/* Once a rank has filled windows, what that takes decides; who fills none does not object. */
+static void what_windows_take_decides_for_the_kernel(void **unused)
+{
+    (void)unused;
+    static gr_shm_colls shms;
+    static gr_shm_coll shm;
+    static gr_shm_coll_op op;
+    shms.kernel_cost = 5; /* plain copies within the caches */
+    shms.kernel_ns = 0.09;
+    shm =
+        (gr_shm_coll){.shms = &shms, .size = 2, .rank = 1, .cma = true, .not_oversubscribed = true};
+    op = (gr_shm_coll_op){.shm = &shm, .coll = GR_COLL_ALLREDUCE, .packed_bytes = 1 << 20};
+    assert_false(gr_shm_coll_wants_kernel(&op)); /* nothing is known yet */
+    shm.to_windows = (gr_stream){.tried_bytes = 1, .plain_ns = 0.1, .past_ns = 0.05};
+    assert_true(gr_shm_coll_wants_kernel(&op)); /* they wait for other cores */
+    shm.to_windows.plain_ns = 0.02;
+    assert_false(gr_shm_coll_wants_kernel(&op)); /* they share a cache */
+    shm.to_windows.plain_ns = 0.1;
+    shm.not_oversubscribed = false;
+    assert_false(gr_shm_coll_wants_kernel(&op)); /* sums of ranks that share cores */
+    op.coll = GR_COLL_ALLTOALL;
+    assert_true(gr_shm_coll_wants_kernel(&op));
+    shm.to_windows.tried_bytes = 0;
+    op = (gr_shm_coll_op){.shm = &shm, .coll = GR_COLL_SCATTER, .packed_bytes = 32 << 10};
+    assert_true(gr_shm_coll_wants_kernel(&op));
+    op.root = 1;
+    assert_false(gr_shm_coll_wants_kernel(&op)); /* the root fills windows */
+    shm.cma = false;
+    assert_false(gr_shm_coll_wants_kernel(&op)); /* it is not permitted */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_kernel_copies_where_that_is_faster),
+        cmocka_unit_test(what_windows_take_decides_for_the_kernel),
         cmocka_unit_test(test_all_shards_on_all_ranks),
         cmocka_unit_test(test_all_types_and_operations),
         cmocka_unit_test(registered_memory_is_reached_directly),

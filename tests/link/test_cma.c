@@ -94,10 +94,10 @@ static void test_memory_of_another_process(void **unused)
     assert_true(gr_mesh_cma(l.mesh, 1));
     assert_true(gr_mesh_cma_alive(l.mesh, 1));
     assert_int_equal(gr_mesh_cma_setting(l.mesh), GR_CMA_ON);
-    assert_true(gr_cma_cost(GR_CMA_ON) == 0); /* nobody asks what it costs */
-    double cost = gr_cma_cost(GR_CMA_AUTO);
+    assert_true(gr_cma_cost(GR_CMA_ON, NULL) == 0); /* nobody asks what it costs */
+    double cost = gr_cma_cost(GR_CMA_AUTO, NULL);
     assert_true(cost > 0 && cost < HUGE_VAL);
-    assert_true(gr_cma_cost(GR_CMA_OFF) == HUGE_VAL);
+    assert_true(gr_cma_cost(GR_CMA_OFF, NULL) == HUGE_VAL);
     await_word(l.mesh, l.link);
     uint64_t at = (uint64_t)(uintptr_t)memory;
     assert_int_equal(gr_mesh_cma_read(l.mesh, 1, at + BYTES - 100, copy, 100), GR_OK);

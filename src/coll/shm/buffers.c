@@ -68,12 +68,12 @@ static bool publish_in_heap(const gr_shm_coll_op *op, shm_control *control)
 }
 
 /* By their addresses. Does the kernel copy all of them for others? */
-static bool publish_addresses(const gr_shm_coll_op *op, shm_control *control)
+static bool publish_addresses(const gr_shm_coll_op *op, bool by_kernel, shm_control *control)
 {
     shm_buffer b = buffer_of(op, op->out, true);
     bool reached =
-        op->by_kernel && (b.size_bytes == 0 ||
-                          gr_shm_coll_cma_usable(op->shm, (const void *)b.at, b.size_bytes, true));
+        by_kernel && (b.size_bytes == 0 ||
+                      gr_shm_coll_cma_usable(op->shm, (const void *)b.at, b.size_bytes, true));
     control->body.at.out = (uint64_t)b.base;
     for (int i = 0; i < op->input_count; i++) {
         b = buffer_of(op, op->inputs[i], false);
@@ -90,10 +90,11 @@ uint8_t gr_shm_coll_publish_buffers(const gr_shm_coll_op *op, shm_control *contr
     control->body.at.prescale = op->prescale;
     control->body.at.postscale = op->postscale;
     control->body.at.input = 0; /* of who gives nothing */
+    bool by_kernel = gr_shm_coll_wants_kernel(op);
     if (publish_in_heap(op, control)) {
-        return (uint8_t)(SHM_COLL_IN_HEAP | (op->by_kernel ? SHM_COLL_BY_KERNEL : 0));
+        return (uint8_t)(SHM_COLL_IN_HEAP | (by_kernel ? SHM_COLL_BY_KERNEL : 0));
     }
-    return publish_addresses(op, control) ? SHM_COLL_BY_KERNEL : 0;
+    return publish_addresses(op, by_kernel, control) ? SHM_COLL_BY_KERNEL : 0;
 }
 
 /* ---- Theirs ---------------------------------------------------------------------------------- */

@@ -23,7 +23,7 @@ gr_shm_colls *gr_shm_colls_create(gr_mesh *mesh)
     shms->mesh = mesh;
     shms->temps = temps;
     shms->isa = gr_isa_best();
-    shms->kernel_cost = gr_cma_cost(gr_mesh_cma_setting(mesh));
+    shms->kernel_cost = gr_cma_cost(gr_mesh_cma_setting(mesh), &shms->kernel_ns);
     for (int i = GR_SHM_COLL_OPS_MAX - 1; i >= 0; i--) {
         shms->ops[i].next = shms->free_ops;
         shms->free_ops = &shms->ops[i];
@@ -131,6 +131,9 @@ void gr_shm_coll_close(gr_shm_coll *shm)
     free(shm);
 }
 
+/* A window's byte in plain copies, so that limits that were found by these hold. */
+#define WINDOW_COPIES 0.75
+
 /* ---- Start ----------------------------------------------------------------------------------- */
 static const shm_tree *find_tree(const gr_shm_coll *shm, int shards)
 {
@@ -149,7 +152,7 @@ static double cost_limit(gr_coll coll, size_t most_bytes)
     enum { CALL_BYTES = 32 << 10 };
     static const double limits[GR_COLL_COUNT] = {
         [GR_COLL_ALLREDUCE] = 3,   [GR_COLL_REDUCE] = 2.2,   [GR_COLL_REDUCE_SCATTER] = 4.3,
-        [GR_COLL_BROADCAST] = 4.5, [GR_COLL_ALLGATHER] = 5,  [GR_COLL_GATHER] = 4.6,
+        [GR_COLL_BROADCAST] = 2.4, [GR_COLL_ALLGATHER] = 5,  [GR_COLL_GATHER] = 4.6,
         [GR_COLL_SCATTER] = 5.5,   [GR_COLL_ALLTOALL] = 3.1,
     };
     return limits[coll] * (double)most_bytes / (double)(most_bytes + CALL_BYTES);
@@ -205,6 +208,31 @@ gr_shm_coll_way gr_shm_coll_way_of(gr_coll coll, size_t most_bytes, int leaves, 
                    : GR_SHM_COLL_WINDOWS;
     }
     return not_oversubscribed ? GR_SHM_COLL_OWN : GR_SHM_COLL_FREE;
+}
+
+/* Until this rank has filled windows, what the kernel takes in plain copies tells; from then on,
+ * what filling them takes, which depends on how far the readers' cores are. A rank that fills none
+ * leaves the choice to those that do. */
+static double kernel_cost_of(const gr_shm_coll_op *op)
+{
+    const gr_shm_coll *shm = op->shm;
+    const gr_coll_traits *traits = &gr_coll_traits_of[op->coll];
+    double cost = shm->cma ? shm->shms->kernel_cost : HUGE_VAL;
+    bool takes_all = traits->receives == GR_PARTY_ROOT && shm->rank == op->root;
+    bool takes_only = traits->gives == GR_PARTY_ROOT && shm->rank != op->root;
+    if (cost == HUGE_VAL || cost == 0 || takes_all || takes_only) {
+        return cost == HUGE_VAL ? cost : 0;
+    }
+    double window_ns = gr_stream_ns(&shm->to_windows);
+    bool known = window_ns > 0 && (shm->not_oversubscribed || !traits->reduces);
+    return known ? shm->shms->kernel_ns / (WINDOW_COPIES * window_ns) : cost;
+}
+
+bool gr_shm_coll_wants_kernel(const gr_shm_coll_op *op)
+{
+    int leaves = op->tree ? op->tree->leaf_count : op->shm->size;
+    return gr_shm_coll_way_of(op->coll, op->packed_bytes, leaves, false, kernel_cost_of(op),
+                              op->shm->not_oversubscribed) == GR_SHM_COLL_KERNEL;
 }
 
 /* All objects at once: which one is taken next time depends on how many are over by then, and it
@@ -311,11 +339,8 @@ static gr_status prepare(gr_shm_coll_op *op, const gr_shm_coll_request *request)
         }
         op->packed_bytes =
             (traits->gives_own ? op->largest : op->count) * op->element_bytes * inputs_most;
-        double kernel_cost = shm->cma ? shm->shms->kernel_cost : HUGE_VAL;
-        gr_shm_coll_way other = gr_shm_coll_way_of(op->coll, op->packed_bytes, leaves, false,
-                                                   kernel_cost, shm->not_oversubscribed);
-        op->small = other == GR_SHM_COLL_EAGER;
-        op->by_kernel = other == GR_SHM_COLL_KERNEL;
+        op->small = gr_shm_coll_way_of(op->coll, op->packed_bytes, leaves, false, HUGE_VAL,
+                                       shm->not_oversubscribed) == GR_SHM_COLL_EAGER;
         op->always_packed = gr_shm_coll_way_of(op->coll, op->packed_bytes, leaves, true, HUGE_VAL,
                                                shm->not_oversubscribed) == GR_SHM_COLL_EAGER;
         op->chunk = (op->tree ? op->tree->chunk_bytes : SHM_COLL_CHUNK) / op->element_bytes;

@@ -89,7 +89,6 @@ struct gr_shm_coll_op {
     uint8_t kinds;      /* as our slot says */
     bool moved, linked;
     bool kept;      /* memory of its own, also `at` */
-    bool by_kernel; /* is what is not registered to be reached through the kernel, if it can? */
     bool cma;       /* it is */
     bool unflushed; /* stored what others wait for, and not looked yet whether it was the last, */
     bool spins;     /* and its owner, who does nothing else, will do so */
@@ -205,7 +204,7 @@ struct gr_shm_colls {
     uint8_t *temps; /* SHM_COLL_TEMPS chunks, and SHM_COLL_CMA bytes */
     int leaves_max;
     gr_isa isa;
-    double kernel_cost; /* gr_cma_cost */
+    double kernel_cost, kernel_ns; /* gr_cma_cost */
 };
 
 /* progress.c */
@@ -214,6 +213,10 @@ void gr_shm_coll_finish(gr_shm_coll_op *op);
 bool gr_shm_coll_has_news(const void *shms); /* would a move of any operation do anything? */
 
 void gr_shm_coll_prepare_waits(gr_shm_coll_op *op);
+
+/* shm_coll.c. Is what is not registered to be reached through the kernel, if all ranks can and want
+ * to? */
+bool gr_shm_coll_wants_kernel(const gr_shm_coll_op *op);
 
 /* buffers.c */
 /* Says in the slot where our buffers are; returns of what kinds they are. */

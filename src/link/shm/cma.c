@@ -159,7 +159,7 @@ gr_status gr_mesh_cma_write(gr_mesh *mesh, int peer, uint64_t at, const void *sr
 
 /* ---- Of the host ----------------------------------------------------------------------------- */
 /* The best of a few times: what else the machine does makes a copy slower, never faster. */
-static double cost_of(uint8_t *to, const uint8_t *from)
+static double cost_of(uint8_t *to, const uint8_t *from, double *ns_out)
 {
     int64_t kernel_ns = INT64_MAX, copy_ns = INT64_MAX;
     for (int i = 0; i < COST_TRIES; i++) {
@@ -173,11 +173,15 @@ static double cost_of(uint8_t *to, const uint8_t *from)
         kernel_ns = between_ns - start_ns < kernel_ns ? between_ns - start_ns : kernel_ns;
         copy_ns = end_ns - between_ns < copy_ns ? end_ns - between_ns : copy_ns;
     }
+    *ns_out = (double)kernel_ns / COST_BYTES;
     return (double)kernel_ns / (double)(copy_ns > 0 ? copy_ns : 1);
 }
 
-double gr_cma_cost(gr_cma cma)
+double gr_cma_cost(gr_cma cma, double *ns_out)
 {
+    double ns;
+    ns_out = ns_out != NULL ? ns_out : &ns;
+    *ns_out = 0;
     if (cma != GR_CMA_AUTO) {
         return cma == GR_CMA_ON ? 0 : HUGE_VAL;
     }
@@ -186,7 +190,7 @@ double gr_cma_cost(gr_cma cma)
         return HUGE_VAL;
     }
     memset(memory, 1, (size_t)2 * COST_BYTES); /* or all of it is one page of zeros */
-    double cost = cost_of(memory, memory + COST_BYTES);
+    double cost = cost_of(memory, memory + COST_BYTES, ns_out);
     free(memory);
     return cost;
 }
