@@ -491,6 +491,13 @@ def test_signal_ends_all_pods_in_order(gradus, number):
     assert not gradus.remains()
 
 
+def test_last_output_without_the_end_of_a_line_is_shown(gradus):
+    """Nothing comes behind it that would take it along."""
+    done = run(gradus, job("PyTorchJob", {"Master": role("PyTorchJob", ["printf", "hi"])}),
+               words=["--containers", "no"])
+    assert lines(done.stdout, "train-master-0") == ["hi"]
+
+
 @pytest.mark.parametrize("size_bytes", [200_000, 370_000])
 def test_signal_ends_the_wait_for_a_reader(gradus, size_bytes):
     """Who has the rest: we, or the pipe of a pod that has ended."""

@@ -85,9 +85,19 @@ static void forget_stream(uv_handle_t *handle)
     stream->pod->handles--;
 }
 
+/* What is put and not flushed waits for ever: only a flush has the loop write the rest. */
+static void flush(const pod_stream *stream)
+{
+    gr_sink *sink = stream->pod->pods->sinks[stream->number];
+    if (sink != NULL) {
+        gr_sink_flush(sink);
+    }
+}
+
 static void close_stream(pod_stream *stream)
 {
     gr_lines_end(&stream->lines);
+    flush(stream);
     if (stream->fd >= 0) {
         if (stream->poll.data != NULL) {
             uv_close((uv_handle_t *)&stream->poll, forget_stream);
@@ -101,15 +111,12 @@ static void close_stream(pod_stream *stream)
 static ssize_t read_stream(pod_stream *stream)
 {
     char data[READ_BYTES];
-    gr_sink *sink = stream->pod->pods->sinks[stream->number];
     ssize_t got = read(stream->fd, data, sizeof data);
     int error = errno;
     if (got > 0) {
         gr_lines_feed(&stream->lines, data, (size_t)got);
     }
-    if (sink != NULL) {
-        gr_sink_flush(sink);
-    }
+    flush(stream);
     errno = error;
     return got;
 }
