@@ -498,6 +498,18 @@ def test_last_output_without_the_end_of_a_line_is_shown(gradus):
     assert lines(done.stdout, "train-master-0") == ["hi"]
 
 
+def test_long_names_are_shown_by_their_ends(gradus):
+    """Role and number stand there."""
+    name, master = "of-the-team-that-has-names-which-do-not-fit", role("PyTorchJob", ["echo", "a"])
+    assert run(gradus, job("PyTorchJob", {"Master": master}, name=name)).stdout == \
+        "[..-has-names-which-do-not-fit-master-0] a\n"
+    master["template"]["spec"]["containers"].append(
+        {"name": "a-second-container", "image": "mine:1", "command": ["echo", "b"]})
+    assert sorted(run(gradus, job("PyTorchJob", {"Master": master}, name=name)).stdout
+                  .splitlines()) == ["[..do-not-fit-master-0/..cond-container] b",
+                                     "[..es-which-do-not-fit-master-0/pytorch] a"]
+
+
 @pytest.mark.parametrize("size_bytes", [200_000, 370_000])
 def test_signal_ends_the_wait_for_a_reader(gradus, size_bytes):
     """Who has the rest: we, or the pipe of a pod that has ended."""
