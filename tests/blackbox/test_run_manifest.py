@@ -632,6 +632,32 @@ def test_missing_config_map_ends_with_a_sentence(gradus):
     assert 'pod train-master-0 needs ConfigMap "gone"' in done.stderr
 
 
+@pytest.mark.parametrize("value", [1, 2.5, True, ["a"], {"a": "b"}])
+def test_variable_that_is_no_text_is_refused(gradus, value):
+    asked = job("PyTorchJob", {"Master": role(
+        "PyTorchJob", ["env"], container={"env": [{"name": "COUNT", "value": value}]})})
+    done = run(gradus, asked, code=2)
+    assert "the value of variable COUNT must be a text" in done.stderr and done.stdout == ""
+
+
+def test_variable_that_is_null_is_empty(gradus):
+    asked = job("PyTorchJob", {"Master": role(
+        "PyTorchJob", ["sh", "-c", "echo =${COUNT-unset}="],
+        container={"env": [{"name": "COUNT", "value": None}]})})
+    assert lines(run(gradus, asked).stdout, "train-master-0") == ["=="]
+
+
+@pytest.mark.parametrize("kind, part, value", [
+    ("ConfigMap", "data", 1), ("ConfigMap", "data", None), ("ConfigMap", "binaryData", 1),
+    ("Secret", "stringData", True), ("Secret", "data", 1)])
+def test_key_that_is_no_text_is_refused(gradus, kind, part, value):
+    asked = {"apiVersion": "v1", "kind": kind, "metadata": {"name": "words"},
+             part: {"EPOCHS": value}}
+    done = run(gradus, asked, say_word("a"), code=2)
+    assert (f'job.yaml:1: the value of key "EPOCHS" in {part} must be a text; write numbers'
+            in done.stderr) and done.stdout == ""
+
+
 def test_dry_run_is_told_where_it_is(gradus):
     done = gradus("run", "-f", "job.yaml", "--dry-run")
     assert done.returncode == 2 and "gradus operator --dry-run -f job.yaml" in done.stderr
