@@ -658,6 +658,20 @@ def test_key_that_is_no_text_is_refused(gradus, kind, part, value):
             in done.stderr) and done.stdout == ""
 
 
+@pytest.mark.parametrize("optional", [False, True])
+def test_missing_key_of_a_volume_is_refused_unless_optional(gradus, optional):
+    items = [{"key": key, "path": key.lower()} for key in ("WORD", "GONE")]
+    asked = job("PyTorchJob", {"Master": role(
+        "PyTorchJob", ["ls", "words"], volumes=[{"name": "words", "configMap": {
+            "name": "words", "items": items, "optional": optional}}], container={
+                "volumeMounts": [{"name": "words", "mountPath": str(gradus.folder / "words")}]})})
+    done = run(gradus, WORDS, asked, code=0 if optional else 2)
+    if optional:
+        assert lines(done.stdout, "train-master-0") == ["word"]
+    else:
+        assert 'pod train-master-0 needs key "GONE" of ConfigMap "words"' in done.stderr
+
+
 def test_dry_run_is_told_where_it_is(gradus):
     done = gradus("run", "-f", "job.yaml", "--dry-run")
     assert done.returncode == 2 and "gradus operator --dry-run -f job.yaml" in done.stderr
