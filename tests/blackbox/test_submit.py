@@ -270,6 +270,14 @@ def test_missing_right_is_named_and_nothing_is_left(api, cluster, program, metho
     assert not api.objects
 
 
+def test_what_cannot_be_taken_back_is_in_the_exit_code(api, cluster, program):
+    """2 says that nothing is in the cluster."""
+    api.forbidden += [("POST", "/jobs"), ("DELETE", "/configmaps")]
+    done = cluster("submit", "--name", "demo", "--image", "img", "--", program)
+    assert done.returncode == 1 and "demo-code-0 was made, and is left behind" in done.stderr
+    assert api.names(MAPS) == ["demo-code-0"] and not api.names(SERVICES)
+
+
 def test_operator_that_is_not_there_is_told_and_nothing_is_left(api, cluster, program):
     api.fault("POST .*/pytorchjobs", kube_api.refuse(404, "the server could not find it"))
     refused(cluster("submit", "--kind", "PyTorch", "--name", "demo", "--image", "img", "--",

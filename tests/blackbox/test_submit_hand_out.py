@@ -122,6 +122,16 @@ def test_job_that_is_gone_is_not_waited_for(api, cluster, code):
     assert "not found" in finish(process, 2)[1]
 
 
+def test_job_that_cannot_be_taken_back_is_in_the_exit_code(api, cluster, code):
+    """2 says that nothing is in the cluster."""
+    api.forbidden += [("GET", "/exec$"), ("DELETE", "/jobs")]
+    process = start(cluster, api)
+    api.init_pod("demo-0")
+    _, err = finish(process, 1)
+    assert "demo was made, and is left behind" in err and "pods/exec is forbidden" in err
+    assert api.get(JOBS, "demo")
+
+
 def test_job_that_has_ended_waits_for_nothing(api, cluster, code):
     process = start(cluster, api)
     job = api.get(JOBS, "demo")
