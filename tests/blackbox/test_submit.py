@@ -546,6 +546,25 @@ def test_logs_of_another_kind_have_roles(api, cluster, program):
         "[chief] here\n[worker 0] here\n[ps 0] here\n"
 
 
+def test_servers_of_a_gradus_job_are_no_workers(api, cluster):
+    job = {"metadata": {"name": "native"}, "spec": {"workers": {"replicas": 1},
+                                                    "servers": {"replicas": 1}}}
+    job = api.put("gradus.dev/v1/gradusjobs", job)
+    for role in ("server", "worker"):
+        api.put_pod(f"native-{role}-0", job, {}, labels={
+            "training.kubeflow.org/job-name": "native", "training.kubeflow.org/replica-type": role,
+            "training.kubeflow.org/replica-index": "0"})
+        api.run_pod(f"native-{role}-0")
+        api.say(f"native-{role}-0", "here\n")
+    assert sent(cluster("logs", "native", "-n", "team")) == "[0] here\n[server 0] here\n"
+    lines = sent(cluster("top", "native", "-n", "team")).splitlines()
+    assert sorted(line.split("native")[0].strip() for line in lines[1:]) == ["0", "server 0"]
+    process = cluster.start("wait", "native", "-n", "team")
+    api.end_pod("native-server-0", 3, "Error")
+    assert "server 0 (pod native-server-0) failed with exit code 3" in \
+        read_lines(process, 1, "stderr")[0]
+
+
 def test_wait_ends_with_the_job(api, cluster, program):
     submit(cluster, program)
     process = cluster.start("wait", "demo", "-n", "team")
