@@ -511,7 +511,12 @@ def test_ls_lists_jobs_of_all_kinds(api, cluster, program):
     assert sent(cluster("ls", "-n", "other")) == ""
     api.fault("GET .*/pytorchjobs", kube_api.refuse(404))
     assert "demo" in sent(cluster("ls", "-n", "team"))
-    api.forbidden.append(("GET", "/jobs"))
+    api.denied.update(("list", what) for what in ("jobs", "mpijobs"))
+    done = cluster("ls", "-n", "team")
+    assert done.returncode == 0 and "pt" in done.stdout and "demo" not in done.stdout
+    assert [re.search('"list" on [a-z]+', line)[0] for line in done.stderr.splitlines()] == \
+        ['"list" on jobs', '"list" on mpijobs']
+    api.forbidden.append(("GET", "jobs$"))
     refused(cluster("ls", "-n", "team"), '"list" on jobs')
 
 
