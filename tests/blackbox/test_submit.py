@@ -166,6 +166,15 @@ def test_folders_without_end_are_refused(api, cluster, tmp_path):
     assert not api.requests
 
 
+def test_file_of_more_than_an_archive_can_say_is_refused(api, cluster, tmp_path):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "data").touch()
+    os.truncate(tmp_path / "code" / "data", 1 << 33)
+    refused(cluster("submit", "--image", "img", "--code", "code", "--", "true"),
+            "--code code: data has 8 GiB or more", "put it on a volume")
+    assert not api.requests
+
+
 def test_kinds_become_those_of_operators(api, cluster, program):
     submit(cluster, program, "--kind", "PyTorch", "--workers", 3, name="pt")
     roles = api.get(PYTORCH, "pt")["spec"]["pytorchReplicaSpecs"]
