@@ -4,6 +4,7 @@ and the controller of batch Jobs (kube_operator.py)."""
 import base64
 import contextlib
 import json
+import os
 import random
 import re
 import shutil
@@ -772,6 +773,15 @@ def test_flags_of_other_operators(api, cluster, config, flags):
     if flags is MPI_OPERATOR:
         hosts = cluster.api.get("/v1/configmaps", "a-config")["data"]["hostfile"]
         assert "a-worker-0.a.team.svc.cluster.local slots=1" in hosts
+
+
+def test_kubeconfig_from_a_pipe_is_read_once(api, config):
+    reader, writer = os.pipe()
+    os.write(writer, config.read_bytes())
+    os.close(writer)
+    with Operator(f"/dev/fd/{reader}", pass_fds=[reader]) as operator:
+        os.close(reader)
+        operator.wait_for("leads, by the lease")
 
 
 def test_flags_that_are_wrong(config):
