@@ -756,11 +756,14 @@ def test_address_that_is_wrong(config):
 MPI_OPERATOR = ["-alsologtostderr", "-v=4", "--lock-namespace=team", "-threadiness=2",
                 "-kube-api-qps=50", "-kube-api-burst=100", "-monitoring-port=0",
                 "-controller-queue-rate-limit=10", "-controller-queue-burst=100",
-                "-gang-scheduling=", "-cluster-domain=cluster.local"]
+                "-gang-scheduling=", "-cluster-domain=cluster.local", "-log_dir=/tmp", "-log_file=",
+                "-log_file_max_size=1800", "-log_backtrace_at=:0", "-vmodule=", "-skip_headers",
+                "-skip_log_headers=true", "-add_dir_header", "-one_output=false"]
 TRAINING_OPERATOR = ["--leader-elect", "--leader-election-id", "training", "--enable-scheme=mpijob",
                      "--controller-threads=4", "--gang-scheduler-name=",
                      "--webhook-server-port=9443", "--webhook-service-name=training-operator",
-                     "--zap-log-level=2", "--pytorch-init-container-image=alpine:3"]
+                     "--zap-log-level=2", "--zap-stacktrace-level=error",
+                     "--zap-time-encoding=iso8601", "--pytorch-init-container-image=alpine:3"]
 
 
 @pytest.mark.parametrize("flags", [MPI_OPERATOR, TRAINING_OPERATOR])
