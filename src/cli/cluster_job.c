@@ -207,7 +207,8 @@ void gr_cluster_role(const gr_cluster_job *job, const json_t *pod,
     if (is_torch && gr_object_at(job->object, "spec.pytorchReplicaSpecs.Master") != NULL) {
         index += strcmp(role, "worker") == 0;
     }
-    if (is_torch || job->kind->has_one_role) {
+    bool is_server = job->kind->has_one_role && strcmp(role, "server") == 0;
+    if (is_torch || (job->kind->has_one_role && !is_server)) {
         snprintf(text_out, GR_CLUSTER_ROLE_BYTES, "%" PRId64, index);
     } else if (strcmp(role, "launcher") == 0 || strcmp(role, "chief") == 0) {
         snprintf(text_out, GR_CLUSTER_ROLE_BYTES, "%s", role);

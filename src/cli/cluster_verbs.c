@@ -16,12 +16,25 @@
 
 /* ---- ls -------------------------------------------------------------------------------------- */
 
+/* Each sentence once: of two versions of a kind it is the same. */
+static void warn_refused(const json_t *refusals)
+{
+    const char *text;
+    json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)refusals, text, value)
+    {
+        fprintf(stderr, "gradus: warning: %s\n", text);
+    }
+}
+
 /* All jobs, as an array of [number of their kind, object]. A kind that the server does not have
- * has none; one that may not be listed is told. */
+ * has none; one that may not be listed is told, unless none may. */
 static gr_status list_jobs(gr_cluster_client *cluster, json_t *jobs, gr_diag *diag)
 {
     gr_status status = GR_OK;
     bool has_listed = false;
+    json_t *refusals = json_object();
+    gr_diag first = {0};
     json_t *seen = json_object();
     for (int i = 0; gr_cluster_kinds[i].kind != NULL && status == GR_OK; i++) {
         size_t at;
@@ -31,8 +44,11 @@ static gr_status list_jobs(gr_cluster_client *cluster, json_t *jobs, gr_diag *di
         gr_diag refused = {0};
         gr_status listed = gr_cluster_list(cluster, kind->resource, labels, objects, &refused);
         has_listed |= listed == GR_OK;
-        if (listed == GR_E_AUTH && has_listed) {
-            fprintf(stderr, "gradus: warning: %s\n", refused.text);
+        if (listed == GR_E_AUTH) {
+            first = first.status == GR_OK ? refused : first;
+            if (json_object_set_new(refusals, refused.text, json_true()) != 0) {
+                status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for a list");
+            }
         } else if (listed != GR_OK && listed != GR_E_NOT_FOUND) {
             *diag = refused;
             status = listed;
@@ -48,6 +64,13 @@ static gr_status list_jobs(gr_cluster_client *cluster, json_t *jobs, gr_diag *di
         }
         json_decref(objects);
     }
+    if (status == GR_OK && !has_listed && first.status != GR_OK) {
+        *diag = first;
+        status = first.status;
+    } else {
+        warn_refused(refusals);
+    }
+    json_decref(refusals);
     json_decref(seen);
     return status;
 }

@@ -149,6 +149,29 @@ static gr_status check_job(const char *where, const json_t *job, gr_diag *diag)
     return status;
 }
 
+/* What a cluster's server would refuse: pods would miss the key. */
+static gr_status check_texts(const char *where, const json_t *object, gr_diag *diag)
+{
+    static const char *const parts[] = {"data", "stringData", "binaryData"};
+    bool has_texts =
+        gr_object_is(object, "v1", "ConfigMap") || gr_object_is(object, "v1", "Secret");
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0] && has_texts; i++) {
+        const char *key;
+        json_t *value;
+        json_object_foreach(json_object_get(object, parts[i]), key, value)
+        {
+            if (!json_is_string(value)) {
+                return gr_fail(
+                    diag, GR_E_INVALID,
+                    "%s: the value of key \"%.100s\" in %s must be a text; write numbers, "
+                    "true and false in quotes",
+                    where, key, parts[i]);
+            }
+        }
+    }
+    return GR_OK;
+}
+
 /* The rest of what Kubernetes asks of names, reconcilers look at. */
 static bool is_name(const char *text)
 {
@@ -179,8 +202,8 @@ static gr_status take_document(const manifest_options *options, const char *file
         json_object_set_new(metadata, "namespace", json_string(options->space)) != 0) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the manifest");
     }
-    gr_status status = GR_OK;
-    if (is_job) {
+    gr_status status = check_texts(where, object, diag);
+    if (is_job && status == GR_OK) {
         status = check_job(where, object, diag);
         status = status == GR_OK ? check_processes(where, object, diag) : status;
         (*jobs)++;

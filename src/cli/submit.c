@@ -446,14 +446,15 @@ static int follow(const gr_submit *submit, gr_cluster_client *cluster, gr_cluste
     return gr_cluster_follow(cluster, job, &options);
 }
 
-/* `sent`: the names of the jobs before it, which stay. */
-static int fail_to_send(const json_t *sent, gr_status status, const gr_diag *diag)
+/* `sent`: the names of the jobs before it, which stay. GR_EXIT_INPUT says that nothing is in the
+ * cluster. */
+static int fail_to_send(const json_t *sent, bool is_clean, gr_status status, const gr_diag *diag)
 {
     int code = gr_cluster_fail(status, diag);
     size_t i;
     const json_t *name;
     if (json_array_size(sent) == 0) {
-        return code;
+        return is_clean ? code : GR_EXIT_FAILED;
     }
     fputs("gradus: sent before that, and not taken back: ", stderr);
     json_array_foreach(sent, i, name)
@@ -461,7 +462,7 @@ static int fail_to_send(const json_t *sent, gr_status status, const gr_diag *dia
         fprintf(stderr, "%s%s", i > 0 ? ", " : "", json_string_value(name));
     }
     fputc('\n', stderr);
-    return GR_EXIT_FAILED; /* GR_EXIT_INPUT says that nothing was sent */
+    return GR_EXIT_FAILED;
 }
 
 static int send_all(const gr_submit *submit, gr_diag *diag)
@@ -484,20 +485,21 @@ static int send_all(const gr_submit *submit, gr_diag *diag)
     {
         gr_cluster_job job = {0};
         char named[GR_CLUSTER_NAMED_BYTES];
+        bool is_clean = true;
         const char *its_space = gr_object_text(manifest, "metadata.namespace");
         cluster.space = flags.space = its_space != NULL ? its_space : space;
         gr_cluster_named(&flags, named);
-        status = gr_submit_send(&cluster, manifest, submit->belongs, &job, diag);
+        status = gr_submit_send(&cluster, manifest, submit->belongs, &job, &is_clean, diag);
         if (status != GR_OK) {
-            code = fail_to_send(sent, status, diag);
+            code = fail_to_send(sent, is_clean, status, diag);
             break;
         }
         if (submit->code.fd >= 0 && submit->code.put_url == NULL) {
             status = gr_submit_hand_out(&cluster, &job, &submit->code, diag);
             if (status != GR_OK) {
-                gr_submit_take_back(&cluster, &job);
+                is_clean = gr_submit_take_back(&cluster, &job);
                 gr_cluster_job_fini(&job);
-                code = fail_to_send(sent, status, diag);
+                code = fail_to_send(sent, is_clean, status, diag);
                 break;
             }
         }

@@ -82,10 +82,12 @@ gr_status gr_submit_check_name(const char *what, const char *name, size_t most,
 gr_status gr_submit_check(const char *where, const json_t *job, gr_diag *diag) GR_MUST_CHECK;
 
 /* submit_send.c: the first job and what belongs to it, or nothing. *job_out is that of the cluster
- * then. Prints nothing. */
+ * then. *is_clean_out of a failure: what was made is deleted; false: some of it could not be, which
+ * was told. */
 gr_status gr_submit_send(gr_cluster_client *cluster, json_t *manifest, json_t *belongs,
-                         gr_cluster_job *job_out, gr_diag *diag) GR_MUST_CHECK;
-/* Deletes a job that cannot run after all, and what belongs to it; says if that fails. */
-void gr_submit_take_back(gr_cluster_client *cluster, const gr_cluster_job *job);
+                         gr_cluster_job *job_out, bool *is_clean_out, gr_diag *diag) GR_MUST_CHECK;
+/* Deletes a job that cannot run after all, and what belongs to it. False: it is still there, which
+ * was told. */
+bool gr_submit_take_back(gr_cluster_client *cluster, const gr_cluster_job *job);
 
 #endif

@@ -37,6 +37,10 @@ enum {
     KEY_HEX = 16 /* of an archive's hash, in its name */
 };
 #define ARCHIVE_BYTES_MAX (INT64_C(5) << 30) /* of one PUT, at AWS */
+#define FILE_BYTES_MAX (INT64_C(1) << 33)    /* more than 11 octal digits can say */
+#define TOO_LARGE_ADVICE                                                                           \
+    "put it on a volume that pods can mount (--code pvc:CLAIM:/path), or leave out what the "      \
+    "program does not need"
 
 /* ---- tar.gz ---------------------------------------------------------------------------------- */
 
@@ -78,8 +82,7 @@ static gr_status write_out(archive *to, gr_diag *diag)
     if (to->written > ARCHIVE_BYTES_MAX) {
         return gr_fail(diag, GR_E_INVALID,
                        "--code %.200s: packed it has more than %" PRId64 " GiB, the most that "
-                       "travels; put it on a volume that pods can mount (--code pvc:CLAIM:/path), "
-                       "or leave out what the program does not need",
+                       "travels; " TOO_LARGE_ADVICE,
                        to->top, ARCHIVE_BYTES_MAX >> 30);
     }
     gr_status status = gr_sha256_add(to->sha, to->bytes, to->used);
@@ -175,6 +178,13 @@ static gr_status add_file(archive *to, int folder, const char *name, const char 
         return gr_fail_errno(diag, "read", path, errno);
     }
     int64_t left = facts->st_size;
+    if (left >= FILE_BYTES_MAX) {
+        close(fd);
+        return gr_fail(diag, GR_E_INVALID,
+                       "--code %.200s: %.200s has %" PRId64 " GiB or more, and a file that "
+                       "travels has less; " TOO_LARGE_ADVICE,
+                       to->top, path, FILE_BYTES_MAX >> 30);
+    }
     gr_status status = add_head(to, path, '0', facts->st_mode, left, NULL, diag);
     while (status == GR_OK && left > 0) {
         size_t want = left < (int64_t)sizeof data ? (size_t)left : sizeof data;

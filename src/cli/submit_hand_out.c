@@ -15,7 +15,7 @@
 
 enum {
     AT_ONCE = 8, /* pods */
-    TRIES = 5,   /* that fail one after the other */
+    TRIES = 5,   /* in a row, of which each has a failure */
     LOOK_US = 1000000,
     TELL_US = 30000000
 };
@@ -37,9 +37,10 @@ typedef struct handing {
     const gr_submit_code *code;
     receiver at[AT_ONCE];
     json_t *served; /* uid -> true */
-    int failures;   /* since one had it */
+    int failures;   /* since one had it: looks, after which something failed */
     int64_t expected;
-    bool is_over; /* the job has ended already */
+    bool is_over;             /* the job has ended already */
+    bool has_failed, is_away; /* since the last look; the server did not answer it */
     gr_clock clock;
 } handing;
 
@@ -111,8 +112,22 @@ static gr_status judge(handing *h, gr_status status)
 {
     bool may_pass = status == GR_E_PEER_LOST || status == GR_E_IO || status == GR_E_NOT_FOUND ||
                     status == GR_E_TIMEOUT;
-    h->failures += status != GR_OK;
+    h->failures += status != GR_OK && !h->has_failed; /* a server that goes breaks all at once */
+    h->has_failed |= status != GR_OK;
     return may_pass && h->failures < TRIES ? GR_OK : status;
+}
+
+/* The job goes on while its server is away: the next look asks again. */
+static gr_status pass_over(handing *h, gr_status status, const gr_diag *diag)
+{
+    bool is_away = status == GR_E_PEER_LOST || status == GR_E_TIMEOUT || status == GR_E_IO ||
+                   status == GR_E_PEER_SLOW;
+    if (is_away && !h->is_away) {
+        fprintf(stderr, "gradus: %s; job %s waits for its program until the server answers\n",
+                diag->text, gr_cluster_job_name(h->job));
+    }
+    h->is_away = is_away;
+    return is_away ? GR_OK : status;
 }
 
 /* How far is the job, and which pods wait? */
@@ -136,6 +151,8 @@ static gr_status look(handing *h, gr_diag *diag)
         status =
             gr_cluster_list(h->cluster, (gr_kube_resource){"", "v1", "pods"}, selector, pods, diag);
     }
+    status = pass_over(h, status, diag);
+    h->has_failed = false;
     json_decref(fresh);
     json_array_foreach(pods, i, pod)
     {

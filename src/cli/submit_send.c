@@ -39,8 +39,8 @@ static gr_kube_resource resource_of(const json_t *object)
     return (gr_kube_resource){"", "v1", plural};
 }
 
-/* With what belongs to it. What cannot be deleted is told. */
-static void delete_made(gr_cluster_client *cluster, gr_kube_resource resource, const char *name,
+/* With what belongs to it. False: it cannot be deleted, which is told. */
+static bool delete_made(gr_cluster_client *cluster, gr_kube_resource resource, const char *name,
                         const char *uid)
 {
     gr_diag diag;
@@ -51,17 +51,22 @@ static void delete_made(gr_cluster_client *cluster, gr_kube_resource resource, c
                                .uid = uid,
                                .propagation = "Background"};
     gr_status status = gr_cluster_ask(cluster, &request, NULL, &diag);
-    if (status != GR_OK && status != GR_E_NOT_FOUND) {
+    bool is_left = status != GR_OK && status != GR_E_NOT_FOUND;
+    if (is_left) {
         fprintf(stderr, "gradus: warning: %s was made, and is left behind: %s\n", name, diag.text);
     }
+    return !is_left;
 }
 
-static void take_back(sending *s)
+/* Returns true if nothing is left. */
+static bool take_back(sending *s)
 {
+    bool is_clean = true;
     while (s->count > 0) {
         const created *one = &s->made[--s->count];
-        delete_made(s->cluster, one->resource, one->name, one->uid);
+        is_clean &= delete_made(s->cluster, one->resource, one->name, one->uid);
     }
+    return is_clean;
 }
 
 static void note_made(sending *s, gr_kube_resource resource, const char *name, const char *uid)
@@ -193,7 +198,7 @@ static gr_status look_for(const sending *s, const gr_cluster_kind *kind, const c
 }
 
 gr_status gr_submit_send(gr_cluster_client *cluster, json_t *manifest, json_t *belongs,
-                         gr_cluster_job *job_out, gr_diag *diag)
+                         gr_cluster_job *job_out, bool *is_clean_out, gr_diag *diag)
 {
     sending s = {.cluster = cluster};
     json_t *job = NULL;
@@ -232,7 +237,7 @@ gr_status gr_submit_send(gr_cluster_client *cluster, json_t *manifest, json_t *b
         status = own(&s, &s.made[i], job, diag);
     }
     if (status != GR_OK) {
-        take_back(&s);
+        *is_clean_out = take_back(&s);
         json_decref(job);
         return status;
     }
@@ -240,7 +245,8 @@ gr_status gr_submit_send(gr_cluster_client *cluster, json_t *manifest, json_t *b
     return GR_OK;
 }
 
-void gr_submit_take_back(gr_cluster_client *cluster, const gr_cluster_job *job)
+bool gr_submit_take_back(gr_cluster_client *cluster, const gr_cluster_job *job)
 {
-    delete_made(cluster, job->kind->resource, gr_cluster_job_name(job), gr_cluster_job_uid(job));
+    return delete_made(cluster, job->kind->resource, gr_cluster_job_name(job),
+                       gr_cluster_job_uid(job));
 }

@@ -58,6 +58,41 @@ void gr_kube_access_close(gr_kube_access *access)
     free(access);
 }
 
+/* Returns true if there is memory. */
+static bool copy_text(char **text, const char *from)
+{
+    *text = from != NULL ? strdup(from) : NULL;
+    return from == NULL || *text != NULL;
+}
+
+gr_status gr_kube_access_copy(const gr_kube_access *from, gr_kube_access **access_out,
+                              gr_diag *diag)
+{
+    gr_kube_access *access = NULL;
+    gr_status status = gr_kube_access_create(&access, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    gr_kube_source *source = access->source;
+    source->ca_file = from->source->ca_file;
+    source->cert_file = from->source->cert_file;
+    source->key_file = from->source->key_file;
+    source->token_file = from->source->token_file;
+    source->plugin = from->source->plugin;
+    *access = *from; /* its texts stand in the arena of `from`, but for those that are refreshed */
+    access->source = source;
+    bool copied = copy_text(&access->ca_pem, from->ca_pem);
+    copied &= copy_text(&access->token, from->token);
+    copied &= copy_text(&access->cert_pem, from->cert_pem);
+    copied &= copy_text(&access->key_pem, from->key_pem);
+    if (!copied) {
+        gr_kube_access_close(access);
+        return no_memory(diag);
+    }
+    *access_out = access;
+    return GR_OK;
+}
+
 static gr_status read_space(const char *folder, gr_arena *arena, char **space_out, gr_diag *diag)
 {
     char *text = NULL;

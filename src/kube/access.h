@@ -37,6 +37,10 @@ typedef struct gr_kube_access {
  * refresh, not here. */
 gr_status gr_kube_access_open(const gr_kube_access_options *options, gr_kube_access **access_out,
                               gr_diag *diag) GR_MUST_CHECK;
+/* Another one of the same configuration, which is not read again: it may come from a pipe. `from`
+ * has not been refreshed yet, and stays until the copy is closed. GR_E_NO_MEMORY. */
+gr_status gr_kube_access_copy(const gr_kube_access *from, gr_kube_access **access_out,
+                              gr_diag *diag) GR_MUST_CHECK;
 void gr_kube_access_close(gr_kube_access *access); /* NULL: nothing */
 
 /* Reads token and certificates again where they may have changed: files after a minute, a plugin's

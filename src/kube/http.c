@@ -256,8 +256,9 @@ static bool set_identity(gr_http_call *call, const gr_kube_access *access)
         code = set_blob(easy, CURLOPT_SSLKEY_BLOB, access->key_pem);
         curl_easy_setopt(easy, CURLOPT_SSLKEYTYPE, "PEM");
     }
-    if (access->proxy_url != NULL && code == CURLE_OK) {
+    if (access->proxy_url != NULL && code == CURLE_OK) { /* whatever NO_PROXY says, as kubectl */
         code = curl_easy_setopt(easy, CURLOPT_PROXY, access->proxy_url);
+        curl_easy_setopt(easy, CURLOPT_NOPROXY, "");
     }
     if (access->token != NULL) {
         char *bearer = NULL;

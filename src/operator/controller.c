@@ -23,6 +23,7 @@
 #include "operator/counts.h"
 #include "operator/metrics.h"
 #include "operator/object.h"
+#include "operator/obstacle.h"
 #include "operator/progress.h"
 #include "operator/refusal.h"
 
@@ -71,7 +72,7 @@ struct gr_controller_job {
     int failures;   /* without a success since */
     bool is_gone;
     controller_look *look; /* NULL: none */
-    json_t *obstacles;     /* an array: objects of others that it met; NULL: none */
+    json_t *obstacles;     /* an array: objects that it met and no watch shows; NULL: none */
     gr_asked *asked;       /* its workers are, how far it has come; NULL: they are not */
     json_t *progress;      /* what they said last; NULL */
     int64_t step;          /* that they said last */
@@ -518,17 +519,20 @@ static gr_status end_look(gr_controller *c, gr_controller_job *job, bool has_fai
     return due_us != GR_NEVER ? enqueue(c, job, due_us) : GR_OK;
 }
 
-/* All that the look wanted is done, but for what was refused. */
+/* All that the look wanted is done, but for what was refused. What it met no watch shows: whether
+ * that is still there, a later look tells. */
 static gr_status complete_look(gr_controller *c, gr_controller_job *job)
 {
     const controller_look *look = job->look;
+    bool retry = look->result.retry || look->failed != FAILS_NOT || job->obstacles != NULL;
     gr_status status = GR_OK;
+    json_decref(job->obstacles);
+    job->obstacles = NULL;
     if (look->unmade != NULL) {
         status = gr_refusal_settle(&look->result, look->unmade, look->before, NULL);
     }
     status = status == GR_OK ? emit_events(c, job, look->result.events) : status;
-    return status == GR_OK ? end_look(c, job, look->result.retry || look->failed != FAILS_NOT)
-                           : status;
+    return status == GR_OK ? end_look(c, job, retry) : status;
 }
 
 /* *has_failed_out: the job cannot be looked at for now, which concerns no other one. */
@@ -571,8 +575,6 @@ static gr_status look(gr_controller *c, gr_controller_job *job, int64_t wall_s,
     job->look->seen = json_incref(job->progress);
     json_decref(object);
     json_decref(objects);
-    json_decref(job->obstacles); /* whether they are still there, the next write tells */
-    job->obstacles = NULL;
     if (status == GR_OK) {
         status = gr_asking_set(c->asking, &job->asked, job, job->look->result.ask, c->now_us);
     }
@@ -717,19 +719,26 @@ static gr_status emit_refused(gr_controller *c, const gr_controller_job *job, si
     return status;
 }
 
-/* Another's object is where one of the job's is to be: the next look sees it. */
-static gr_status meet(gr_controller_job *job, const json_t *wanted, const json_t *object)
+/* An object without the label by which its resource is watched: the cache would keep it as it is
+ * now, for ever. If it is the job's, somebody has taken the label away. */
+static gr_status meet_unwatched(gr_controller *c, gr_controller_job *job, const json_t *wanted,
+                                const json_t *object)
 {
-    bool no_memory = false;
-    json_t *obstacle = json_copy((json_t *)object);
-    if (job->obstacles == NULL) {
-        job->obstacles = json_array();
+    size_t resource = resource_of(wanted);
+    const char *name = gr_object_text(wanted, "metadata.name");
+    const char *uid = json_string_value(job->look->uid);
+    gr_status status =
+        gr_cache_forget(c->cache, job->group, resource, name, job->look->asked_version);
+    if (status != GR_OK || gr_cache_version(c->cache, job->group, resource, name) != 0) {
+        return status; /* a watch has shown it meanwhile */
     }
-    gr_object_put(obstacle, "apiVersion", json_incref(gr_object_at(wanted, "apiVersion")),
-                  &no_memory);
-    gr_object_put(obstacle, "kind", json_incref(gr_object_at(wanted, "kind")), &no_memory);
-    gr_object_append(job->obstacles, obstacle, &no_memory);
-    return no_memory ? GR_E_NO_MEMORY : GR_OK;
+    status = gr_obstacle_add(&job->obstacles, wanted, object);
+    if (status == GR_OK && uid != NULL && gr_object_controlled(object, uid)) {
+        json_t *event = gr_obstacle_event(wanted, gr_operator_resources[resource].selector);
+        status = event != NULL ? emit_event(c, job, event) : GR_E_NO_MEMORY;
+        json_decref(event);
+    }
+    return status;
 }
 
 static gr_status got(gr_controller *c, gr_controller_job *job, gr_api_answer answer,
@@ -737,13 +746,17 @@ static gr_status got(gr_controller *c, gr_controller_job *job, gr_api_answer ans
 {
     const json_t *wanted = gr_object_at(write_of(job, job->look->failed_write), "object");
     size_t resource = resource_of(wanted);
+    const char *selector = gr_operator_resources[resource].selector;
     gr_status status = GR_OK;
-    if (answer == GR_API_OK && object != NULL) {
+    if (answer == GR_API_OK && object != NULL && selector != NULL &&
+        json_object_get(gr_object_at(object, "metadata.labels"), selector) == NULL) {
+        status = meet_unwatched(c, job, wanted, object);
+    } else if (answer == GR_API_OK && object != NULL) {
         status =
             gr_cache_put(c->cache, resource, object, GR_FROM_ANSWER, &c->is_doubtful[resource]);
         if (status == GR_OK && resource != job->resource &&
             !gr_cache_is_of(c->cache, job->group, object)) {
-            status = meet(job, wanted, object);
+            status = gr_obstacle_add(&job->obstacles, wanted, object);
         }
     } else if (answer == GR_API_NOT_FOUND) { /* one that came since is a new one */
         status = gr_cache_forget(c->cache, job->group, resource,

@@ -19,6 +19,7 @@
 
 #include "operator/gradusjob.h"
 
+#include "group/topology.h"
 #include "operator/object.h"
 #include "operator/parts.h"
 #include "operator/progress.h"
@@ -118,9 +119,9 @@ static void set_defaults(json_t *spec, bool *no_memory)
 static void check_bounds(gr_problems *p, const json_t *worker)
 {
     int64_t replicas = gr_object_int(worker, "replicas", 1), min = 1, max = replicas;
-    if (replicas < 1) {
-        gr_problem(p, WORKERS ".replicas: Invalid value: %" PRId64 ": must be at least 1",
-                   replicas);
+    if (replicas < 1 || replicas > GR_GROUP_WORLD_MAX) {
+        gr_problem(p, WORKERS ".replicas: Invalid value: %" PRId64 ": must be from 1 to %d",
+                   replicas, GR_GROUP_WORLD_MAX);
     }
     bool has_min = gr_check_integer(p, worker, "minReplicas", WORKERS, &min);
     bool has_max = gr_check_integer(p, worker, "maxReplicas", WORKERS, &max);

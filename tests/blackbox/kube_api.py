@@ -99,6 +99,7 @@ class QuietServer(http.server.ThreadingHTTPServer):
 
 class Api:
     """objects: {(resource, space, name): object}, resource being "group/version/plural"."""
+    handler = None  # None: Handler
 
     def __init__(self, certificates, token="right", bookmarks_s=None):
         self.certificates, self.token, self.bookmarks_s = certificates, token, bookmarks_s
@@ -125,7 +126,8 @@ class Api:
 
     def start(self):
         """Also after close: at the same port, with what was there."""
-        self.server = QuietServer(("127.0.0.1", self.port), Handler, bind_and_activate=False)
+        self.server = QuietServer(("127.0.0.1", self.port), self.handler or Handler,
+                                  bind_and_activate=False)
         self.server.request_queue_size = 256
         self.server.daemon_threads = True
         self.server.api = self

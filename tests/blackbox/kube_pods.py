@@ -160,11 +160,12 @@ class Log:
 
 
 class PodApi(kube_api.Api):
+    handler = PodsHandler
+
     def __init__(self, certificates, **how):
         super().__init__(certificates, **how)
         self.logs = {}
         self.pod_folder, self.exec_faults = None, []
-        self.server.RequestHandlerClass = PodsHandler
 
     # ---- What a cluster does ---------------------------------------------------------------------
     def drop(self, resource, space, name):

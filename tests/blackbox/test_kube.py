@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Kubernetes API client against an API server of the tests' own (kube_api.py)."""
 import json
+import os
+import socket
 import subprocess
 
 import pytest
@@ -223,6 +225,23 @@ def test_server_must_be_the_one_of_the_ca(api, certificates, tmp_path):
             assert "certificate" in said["said"]
     hosts = {request[1]["Host"] for request in api.requests}
     assert hosts == {api.url.removeprefix("https://")}
+
+
+def test_proxy_of_the_kubeconfig_is_taken_whatever_the_environment_says(api, tmp_path):
+    api.put(PODS, pod("a"))
+    without = {name: "127.0.0.1,localhost" for name in ("NO_PROXY", "no_proxy")}
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        url = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        with Client(api.kubeconfig(tmp_path / "config", proxy_url=url),
+                    env={**os.environ, **without}) as client:
+            asked = client.start("create", body=pod("b"))  # which is not tried again
+            proxy.settimeout(TIMEOUT_S)
+            with proxy.accept()[0] as connection:
+                line = connection.makefile("rb").readline().decode()
+                connection.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+            assert line == f"CONNECT 127.0.0.1:{api.port} HTTP/1.1\r\n"
+            assert client.next(asked, lambda line: "status" in line)["status"] != "GR_OK"
+    assert not api.requests
 
 
 def test_client_certificates_are_shown(api, certificates, tmp_path):

@@ -4,6 +4,7 @@ and the controller of batch Jobs (kube_operator.py)."""
 import base64
 import contextlib
 import json
+import os
 import random
 import re
 import shutil
@@ -755,11 +756,14 @@ def test_address_that_is_wrong(config):
 MPI_OPERATOR = ["-alsologtostderr", "-v=4", "--lock-namespace=team", "-threadiness=2",
                 "-kube-api-qps=50", "-kube-api-burst=100", "-monitoring-port=0",
                 "-controller-queue-rate-limit=10", "-controller-queue-burst=100",
-                "-gang-scheduling=", "-cluster-domain=cluster.local"]
+                "-gang-scheduling=", "-cluster-domain=cluster.local", "-log_dir=/tmp", "-log_file=",
+                "-log_file_max_size=1800", "-log_backtrace_at=:0", "-vmodule=", "-skip_headers",
+                "-skip_log_headers=true", "-add_dir_header", "-one_output=false"]
 TRAINING_OPERATOR = ["--leader-elect", "--leader-election-id", "training", "--enable-scheme=mpijob",
                      "--controller-threads=4", "--gang-scheduler-name=",
                      "--webhook-server-port=9443", "--webhook-service-name=training-operator",
-                     "--zap-log-level=2", "--pytorch-init-container-image=alpine:3"]
+                     "--zap-log-level=2", "--zap-stacktrace-level=error",
+                     "--zap-time-encoding=iso8601", "--pytorch-init-container-image=alpine:3"]
 
 
 @pytest.mark.parametrize("flags", [MPI_OPERATOR, TRAINING_OPERATOR])
@@ -772,6 +776,15 @@ def test_flags_of_other_operators(api, cluster, config, flags):
     if flags is MPI_OPERATOR:
         hosts = cluster.api.get("/v1/configmaps", "a-config")["data"]["hostfile"]
         assert "a-worker-0.a.team.svc.cluster.local slots=1" in hosts
+
+
+def test_kubeconfig_from_a_pipe_is_read_once(api, config):
+    reader, writer = os.pipe()
+    os.write(writer, config.read_bytes())
+    os.close(writer)
+    with Operator(f"/dev/fd/{reader}", pass_fds=[reader]) as operator:
+        os.close(reader)
+        operator.wait_for("leads, by the lease")
 
 
 def test_flags_that_are_wrong(config):

@@ -491,6 +491,25 @@ def test_signal_ends_all_pods_in_order(gradus, number):
     assert not gradus.remains()
 
 
+def test_last_output_without_the_end_of_a_line_is_shown(gradus):
+    """Nothing comes behind it that would take it along."""
+    done = run(gradus, job("PyTorchJob", {"Master": role("PyTorchJob", ["printf", "hi"])}),
+               words=["--containers", "no"])
+    assert lines(done.stdout, "train-master-0") == ["hi"]
+
+
+def test_long_names_are_shown_by_their_ends(gradus):
+    """Role and number stand there."""
+    name, master = "of-the-team-that-has-names-which-do-not-fit", role("PyTorchJob", ["echo", "a"])
+    assert run(gradus, job("PyTorchJob", {"Master": master}, name=name)).stdout == \
+        "[..-has-names-which-do-not-fit-master-0] a\n"
+    master["template"]["spec"]["containers"].append(
+        {"name": "a-second-container", "image": "mine:1", "command": ["echo", "b"]})
+    assert sorted(run(gradus, job("PyTorchJob", {"Master": master}, name=name)).stdout
+                  .splitlines()) == ["[..do-not-fit-master-0/..cond-container] b",
+                                     "[..es-which-do-not-fit-master-0/pytorch] a"]
+
+
 @pytest.mark.parametrize("size_bytes", [200_000, 370_000])
 def test_signal_ends_the_wait_for_a_reader(gradus, size_bytes):
     """Who has the rest: we, or the pipe of a pod that has ended."""
@@ -611,6 +630,46 @@ def test_missing_config_map_ends_with_a_sentence(gradus):
         "PyTorchJob", ["echo", "no"], container={"envFrom": [{"configMapRef": {"name": "gone"}}]})})
     done = run(gradus, asked, code=2)
     assert 'pod train-master-0 needs ConfigMap "gone"' in done.stderr
+
+
+@pytest.mark.parametrize("value", [1, 2.5, True, ["a"], {"a": "b"}])
+def test_variable_that_is_no_text_is_refused(gradus, value):
+    asked = job("PyTorchJob", {"Master": role(
+        "PyTorchJob", ["env"], container={"env": [{"name": "COUNT", "value": value}]})})
+    done = run(gradus, asked, code=2)
+    assert "the value of variable COUNT must be a text" in done.stderr and done.stdout == ""
+
+
+def test_variable_that_is_null_is_empty(gradus):
+    asked = job("PyTorchJob", {"Master": role(
+        "PyTorchJob", ["sh", "-c", "echo =${COUNT-unset}="],
+        container={"env": [{"name": "COUNT", "value": None}]})})
+    assert lines(run(gradus, asked).stdout, "train-master-0") == ["=="]
+
+
+@pytest.mark.parametrize("kind, part, value", [
+    ("ConfigMap", "data", 1), ("ConfigMap", "data", None), ("ConfigMap", "binaryData", 1),
+    ("Secret", "stringData", True), ("Secret", "data", 1)])
+def test_key_that_is_no_text_is_refused(gradus, kind, part, value):
+    asked = {"apiVersion": "v1", "kind": kind, "metadata": {"name": "words"},
+             part: {"EPOCHS": value}}
+    done = run(gradus, asked, say_word("a"), code=2)
+    assert (f'job.yaml:1: the value of key "EPOCHS" in {part} must be a text; write numbers'
+            in done.stderr) and done.stdout == ""
+
+
+@pytest.mark.parametrize("optional", [False, True])
+def test_missing_key_of_a_volume_is_refused_unless_optional(gradus, optional):
+    items = [{"key": key, "path": key.lower()} for key in ("WORD", "GONE")]
+    asked = job("PyTorchJob", {"Master": role(
+        "PyTorchJob", ["ls", "words"], volumes=[{"name": "words", "configMap": {
+            "name": "words", "items": items, "optional": optional}}], container={
+                "volumeMounts": [{"name": "words", "mountPath": str(gradus.folder / "words")}]})})
+    done = run(gradus, WORDS, asked, code=0 if optional else 2)
+    if optional:
+        assert lines(done.stdout, "train-master-0") == ["word"]
+    else:
+        assert 'pod train-master-0 needs key "GONE" of ConfigMap "words"' in done.stderr
 
 
 def test_dry_run_is_told_where_it_is(gradus):

@@ -166,6 +166,15 @@ def test_folders_without_end_are_refused(api, cluster, tmp_path):
     assert not api.requests
 
 
+def test_file_of_more_than_an_archive_can_say_is_refused(api, cluster, tmp_path):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "data").touch()
+    os.truncate(tmp_path / "code" / "data", 1 << 33)
+    refused(cluster("submit", "--image", "img", "--code", "code", "--", "true"),
+            "--code code: data has 8 GiB or more", "put it on a volume")
+    assert not api.requests
+
+
 def test_kinds_become_those_of_operators(api, cluster, program):
     submit(cluster, program, "--kind", "PyTorch", "--workers", 3, name="pt")
     roles = api.get(PYTORCH, "pt")["spec"]["pytorchReplicaSpecs"]
@@ -268,6 +277,14 @@ def test_missing_right_is_named_and_nothing_is_left(api, cluster, program, metho
     api.forbidden.append((method, path))
     refused(cluster("submit", "--name", "demo", "--image", "img", "--", program), *words)
     assert not api.objects
+
+
+def test_what_cannot_be_taken_back_is_in_the_exit_code(api, cluster, program):
+    """2 says that nothing is in the cluster."""
+    api.forbidden += [("POST", "/jobs"), ("DELETE", "/configmaps")]
+    done = cluster("submit", "--name", "demo", "--image", "img", "--", program)
+    assert done.returncode == 1 and "demo-code-0 was made, and is left behind" in done.stderr
+    assert api.names(MAPS) == ["demo-code-0"] and not api.names(SERVICES)
 
 
 def test_operator_that_is_not_there_is_told_and_nothing_is_left(api, cluster, program):
@@ -503,7 +520,12 @@ def test_ls_lists_jobs_of_all_kinds(api, cluster, program):
     assert sent(cluster("ls", "-n", "other")) == ""
     api.fault("GET .*/pytorchjobs", kube_api.refuse(404))
     assert "demo" in sent(cluster("ls", "-n", "team"))
-    api.forbidden.append(("GET", "/jobs"))
+    api.denied.update(("list", what) for what in ("jobs", "mpijobs"))
+    done = cluster("ls", "-n", "team")
+    assert done.returncode == 0 and "pt" in done.stdout and "demo" not in done.stdout
+    assert [re.search('"list" on [a-z]+', line)[0] for line in done.stderr.splitlines()] == \
+        ['"list" on jobs', '"list" on mpijobs']
+    api.forbidden.append(("GET", "jobs$"))
     refused(cluster("ls", "-n", "team"), '"list" on jobs')
 
 
@@ -536,6 +558,25 @@ def test_logs_of_another_kind_have_roles(api, cluster, program):
         api.say(f"tf-{role}-0", "here\n")
     assert sent(cluster("logs", "tf", "-n", "team")) == \
         "[chief] here\n[worker 0] here\n[ps 0] here\n"
+
+
+def test_servers_of_a_gradus_job_are_no_workers(api, cluster):
+    job = {"metadata": {"name": "native"}, "spec": {"workers": {"replicas": 1},
+                                                    "servers": {"replicas": 1}}}
+    job = api.put("gradus.dev/v1/gradusjobs", job)
+    for role in ("server", "worker"):
+        api.put_pod(f"native-{role}-0", job, {}, labels={
+            "training.kubeflow.org/job-name": "native", "training.kubeflow.org/replica-type": role,
+            "training.kubeflow.org/replica-index": "0"})
+        api.run_pod(f"native-{role}-0")
+        api.say(f"native-{role}-0", "here\n")
+    assert sent(cluster("logs", "native", "-n", "team")) == "[0] here\n[server 0] here\n"
+    lines = sent(cluster("top", "native", "-n", "team")).splitlines()
+    assert sorted(line.split("native")[0].strip() for line in lines[1:]) == ["0", "server 0"]
+    process = cluster.start("wait", "native", "-n", "team")
+    api.end_pod("native-server-0", 3, "Error")
+    assert "server 0 (pod native-server-0) failed with exit code 3" in \
+        read_lines(process, 1, "stderr")[0]
 
 
 def test_wait_ends_with_the_job(api, cluster, program):

@@ -91,6 +91,47 @@ def test_connection_that_breaks_is_made_again(api, cluster, code):
     assert (api.pod_folder / "demo-0" / "code.tar.gz").exists()
 
 
+def test_connections_that_break_at_once_are_made_again(api, cluster, code):
+    """As those of a server that is restarted: that is one failure, not many."""
+    api.exec_faults += [kube_api.close] * 6
+    process = start(cluster, api, workers=6)
+    with api.changed:  # one look sees all of them
+        for index in range(6):
+            api.init_pod(f"demo-{index}")
+    finish(process, 0)
+    assert len(served(api)) == 12
+
+
+def test_server_that_is_away_is_waited_for(api, cluster, code):
+    process = start(cluster, api, workers=1)
+    api.wait(lambda: any("/pods?" in line for line, *_ in api.requests), "a look at the pods")
+    api.close()
+    said = process.stderr.readline()
+    assert "127.0.0.1" in said and \
+        said.endswith("; job demo waits for its program until the server answers\n")
+    api.start()
+    api.init_pod("demo-0")
+    _, err = finish(process, 0)
+    assert served(api) == ["demo-0"] and not err
+
+
+def test_job_that_is_gone_is_not_waited_for(api, cluster, code):
+    process = start(cluster, api, workers=1)
+    api.wait(lambda: any("/pods?" in line for line, *_ in api.requests), "a look at the pods")
+    api.remove(JOBS, "demo")
+    assert "not found" in finish(process, 2)[1]
+
+
+def test_job_that_cannot_be_taken_back_is_in_the_exit_code(api, cluster, code):
+    """2 says that nothing is in the cluster."""
+    api.forbidden += [("GET", "/exec$"), ("DELETE", "/jobs")]
+    process = start(cluster, api)
+    api.init_pod("demo-0")
+    _, err = finish(process, 1)
+    assert "demo was made, and is left behind" in err and "pods/exec is forbidden" in err
+    assert api.get(JOBS, "demo")
+
+
 def test_job_that_has_ended_waits_for_nothing(api, cluster, code):
     process = start(cluster, api)
     job = api.get(JOBS, "demo")

@@ -710,7 +710,8 @@ static void what_is_wrong_is_told_in_sentences(void **state)
     } cases[] = {
         {"spec.workers", "3", "spec.workers: Required value: must have replicas"},
         {"spec.workers.replicas", "0",
-         "spec.workers.replicas: Invalid value: 0: must be at least 1"},
+         "spec.workers.replicas: Invalid value: 0: must be from 1 to 4096"},
+        {"spec.workers.replicas", "4097", "must be from 1 to 4096"},
         {"spec.workers.minReplicas", "3",
          "spec.workers.minReplicas: Invalid value: 3: must be from 1 to the 2 of replicas"},
         {"spec.workers.maxReplicas", "1",

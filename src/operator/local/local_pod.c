@@ -51,15 +51,29 @@ struct gr_local_pod {
 };
 
 /* ---- Output ---------------------------------------------------------------------------------- */
+/* Of a name that is too long its end: role and number stand there. */
+static void print_end(const char *name, size_t room, char *text_out)
+{
+    static const char cut[] = "..";
+    size_t size = strlen(name), kept = room - (sizeof cut - 1);
+    snprintf(text_out, room + 1, "%s%s", size > room ? cut : "",
+             size > room ? name + size - kept : name);
+}
+
 static size_t write_prefix(void *prefix_arg, char *text_out)
 {
+    enum { CONTAINER_BYTES = 16 };
     const pod_stream *stream = prefix_arg;
     const gr_local_pod *pod = stream->pod;
     bool is_alone = pod->plan.container_count == 1 + pod->plan.init_count;
     bool is_named = !is_alone || stream->container->is_init;
-    char who[GR_LINES_WHO_BYTES + 1];
-    snprintf(who, sizeof who, "%s%s%s", pod->plan.name, is_named ? "/" : "",
-             is_named ? stream->container->name : "");
+    char who[2 * GR_LINES_WHO_BYTES], name[GR_LINES_WHO_BYTES + 1];
+    char container[CONTAINER_BYTES + 1] = "";
+    if (is_named) {
+        print_end(stream->container->name, CONTAINER_BYTES, container);
+    }
+    print_end(pod->plan.name, GR_LINES_WHO_BYTES - is_named - strlen(container), name);
+    snprintf(who, sizeof who, "%s%s%s", name, is_named ? "/" : "", container);
     return gr_lines_print_prefix(who, pod->pods->colors[stream->number] ? pod->shade : -1,
                                  pod->pods->timestamps, text_out);
 }
@@ -85,9 +99,19 @@ static void forget_stream(uv_handle_t *handle)
     stream->pod->handles--;
 }
 
+/* What is put and not flushed waits for ever: only a flush has the loop write the rest. */
+static void flush(const pod_stream *stream)
+{
+    gr_sink *sink = stream->pod->pods->sinks[stream->number];
+    if (sink != NULL) {
+        gr_sink_flush(sink);
+    }
+}
+
 static void close_stream(pod_stream *stream)
 {
     gr_lines_end(&stream->lines);
+    flush(stream);
     if (stream->fd >= 0) {
         if (stream->poll.data != NULL) {
             uv_close((uv_handle_t *)&stream->poll, forget_stream);
@@ -101,15 +125,12 @@ static void close_stream(pod_stream *stream)
 static ssize_t read_stream(pod_stream *stream)
 {
     char data[READ_BYTES];
-    gr_sink *sink = stream->pod->pods->sinks[stream->number];
     ssize_t got = read(stream->fd, data, sizeof data);
     int error = errno;
     if (got > 0) {
         gr_lines_feed(&stream->lines, data, (size_t)got);
     }
-    if (sink != NULL) {
-        gr_sink_flush(sink);
-    }
+    flush(stream);
     errno = error;
     return got;
 }

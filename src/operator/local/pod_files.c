@@ -18,6 +18,9 @@
 
 enum { MODE_OF_FILES = 0644, MODE_OF_FOLDERS = 0755, MODE_OF_EMPTY = 0777 };
 
+/* Of a ConfigMap or a Secret, what counts most first. */
+static const char *const parts[] = {"stringData", "data", "binaryData"};
+
 /* The volumes of one pod while they are written. */
 typedef struct pod_files {
     const gr_store *store;
@@ -88,11 +91,10 @@ static gr_status write_file(const pod_files *f, const char *folder, const char *
     return error != 0 ? gr_fail_errno(f->diag, "write", path, error) : GR_OK;
 }
 
-/* One key of a ConfigMap or a Secret; GR_OK if it is not there. */
+/* One key of a ConfigMap or a Secret. */
 static gr_status write_key(const pod_files *f, const json_t *object, const char *key,
                            const char *folder, const char *name, int64_t mode)
 {
-    static const char *const parts[] = {"stringData", "data", "binaryData"};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         const char *text =
             json_string_value(json_object_get(json_object_get(object, parts[i]), key));
@@ -111,13 +113,23 @@ static gr_status write_key(const pod_files *f, const json_t *object, const char 
         free(decoded);
         return status;
     }
-    return GR_OK;
+    return gr_fail(f->diag, GR_E_NOT_FOUND,
+                   "pod %s needs key \"%s\" of %s \"%s\", which is not there", f->plan->name, key,
+                   gr_object_text(object, "kind"), gr_object_text(object, "metadata.name"));
+}
+
+static bool has_key(const json_t *object, const char *key)
+{
+    bool has = false;
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        has |= json_object_get(json_object_get(object, parts[i]), key) != NULL;
+    }
+    return has;
 }
 
 static gr_status write_all(const pod_files *f, const json_t *object, const char *folder,
                            int64_t mode)
 {
-    static const char *const parts[] = {"stringData", "data", "binaryData"};
     gr_status status = GR_OK;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         const char *key;
@@ -139,9 +151,10 @@ static gr_status write_object(const pod_files *f, const char *kind, const json_t
     const json_t *object = gr_store_find(f->store, "v1", kind, f->plan->space, name), *item;
     const json_t *items = json_object_get(source, "items");
     int64_t mode = gr_object_int(source, "defaultMode", MODE_OF_FILES);
+    bool is_optional = gr_object_true(source, "optional");
     size_t i;
     if (object == NULL) {
-        return gr_object_true(source, "optional")
+        return is_optional
                    ? GR_OK
                    : gr_fail(f->diag, GR_E_NOT_FOUND,
                              "pod %s needs %s \"%s\", which is not there; add it to the manifest",
@@ -154,7 +167,8 @@ static gr_status write_object(const pod_files *f, const char *kind, const json_t
     json_array_foreach(items, i, item)
     {
         const char *key = gr_object_text(item, "key"), *path = gr_object_text(item, "path");
-        if (status == GR_OK && key != NULL && path != NULL) {
+        bool is_left_out = key == NULL || path == NULL || (is_optional && !has_key(object, key));
+        if (status == GR_OK && !is_left_out) {
             status = write_key(f, object, key, folder, path, gr_object_int(item, "mode", mode));
         }
     }

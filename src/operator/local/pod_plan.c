@@ -317,8 +317,15 @@ static gr_status fill_variables(const pod_planner *p, const json_t *container, p
     {
         const char *name = gr_object_text(one, "name"), *value = gr_object_text(one, "value");
         const json_t *from = json_object_get(one, "valueFrom");
+        const json_t *given = json_object_get(one, "value");
         if (name == NULL || status != GR_OK) {
             continue;
+        }
+        if (value == NULL && given != NULL && !json_is_null(given)) {
+            return gr_fail(p->diag, GR_E_INVALID,
+                           "pod %s: the value of variable %s must be a text; write numbers, true "
+                           "and false in quotes",
+                           p->plan->name, name);
         }
         if (from != NULL) {
             status = find_value(p, name, from, &value);

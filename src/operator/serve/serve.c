@@ -234,18 +234,23 @@ static void lease_changed(void *arg, bool leads, const char *leader)
 }
 
 /* ---- Beginning ------------------------------------------------------------------------------- */
-/* A client with an access of its own. */
-static gr_status connect_kube(gr_serve *serve, gr_kube_access **access_out, gr_kube **kube_out,
-                              gr_diag *diag)
+/* The configuration is read once: it may come from a pipe. */
+static gr_status open_access(gr_serve *serve, gr_diag *diag)
 {
     const gr_serve_options *options = serve->options;
     gr_kube_access_options which = {
         .path = options->kubeconfig, .context = options->context, .server = options->server};
-    gr_status status = gr_kube_access_open(&which, access_out, diag);
-    if (status != GR_OK) {
-        return status;
-    }
-    gr_kube_options how = {.access = *access_out,
+    gr_status status = gr_kube_access_open(&which, &serve->access, diag);
+    return status == GR_OK && options->elects
+               ? gr_kube_access_copy(serve->access, &serve->lease_access, diag)
+               : status;
+}
+
+static gr_status connect_kube(gr_serve *serve, gr_kube_access *access, gr_kube **kube_out,
+                              gr_diag *diag)
+{
+    const gr_serve_options *options = serve->options;
+    gr_kube_options how = {.access = access,
                            .clock = serve->clock,
                            .requests_a_second = options->requests_a_second,
                            .burst = options->burst,
@@ -334,9 +339,12 @@ static void log_start(const gr_serve *serve)
 
 static gr_status start(gr_serve *serve, gr_diag *diag)
 {
-    gr_status status = connect_kube(serve, &serve->access, &serve->kube, diag);
+    gr_status status = open_access(serve, diag);
+    if (status == GR_OK) {
+        status = connect_kube(serve, serve->access, &serve->kube, diag);
+    }
     if (status == GR_OK && serve->options->elects) {
-        status = connect_kube(serve, &serve->lease_access, &serve->lease_kube, diag);
+        status = connect_kube(serve, serve->lease_access, &serve->lease_kube, diag);
     }
     if (status == GR_OK) {
         status = gr_web_open(serve->options->listen, pages, serve, &serve->web, diag);
@@ -438,8 +446,8 @@ static void destroy(gr_serve *serve)
     }
     gr_kube_lease_abandon(serve->lease);
     gr_kube_destroy(serve->lease_kube);
-    gr_kube_access_close(serve->access);
     gr_kube_access_close(serve->lease_access);
+    gr_kube_access_close(serve->access);
     gr_web_close(serve->web);
     gr_asker_destroy(serve->asker); /* before the controller, which it tells */
     gr_controller_destroy(serve->controller);
