@@ -44,8 +44,6 @@ enum {
     EVICT_AFTER_US = 100000,   /* an honest peer needs less than this for its handshake */
     SHARE_OF_PLACES = 2,       /* one source gets no more than this part of the places */
     REFUSED_A_SECOND = 500,    /* from a source; more are closed before they cost a handshake */
-    LOG_EVERY_US = 1000000,    /* of refused ones, and then... */
-    LOG_MANY = 16,             /* ...only of so many: one may be an honest peer's second thought */
     LISTENER_PAUSE_US = 20000, /* after the process ran out of file descriptors */
     BACKOFF_MIN_US = 1000,
     BACKOFF_MAX_US = 100000,
@@ -99,10 +97,8 @@ struct gr_acceptor {
     int64_t listener_paused_until_us; /* 0: not paused */
     int64_t next_us;
     int done_count, connecting_count, incoming_count, waiting_count;
-    uint64_t refused_count, system_calls;
+    uint64_t system_calls;
     gr_source_counts refused;
-    uint64_t logged; /* unauthenticated peers that the log has told of, and when */
-    int64_t logged_us;
     int incoming_max, entry_count;
     gr_diag failure; /* of a connect, to be given out */
     entry entries[]; /* incoming_max, then outgoing_max */
@@ -160,23 +156,9 @@ static gr_status watch(gr_acceptor *acceptor, int fd, uint64_t tag, uint32_t eve
 
 static void count_refused(gr_acceptor *acceptor, gr_source source, int64_t now, const char *why)
 {
-    char text[GR_SOURCE_TEXT_BYTES];
-    acceptor->refused_count++;
     gr_source_count(&acceptor->refused, source, now);
-    gr_source_text(source, text);
-    gr_log_write(acceptor->config.log, GR_LOG_DEBUG, "link", "closed a connection from %s: %s",
-                 text, why);
-    if (acceptor->refused_count - acceptor->logged >= LOG_MANY &&
-        now - acceptor->logged_us >= LOG_EVERY_US) {
-        gr_log_write(
-            acceptor->config.log, GR_LOG_WARN, "link",
-            "%llu connections to %s were refused, the last from %s: they do not prove that "
-            "they belong to the job",
-            (unsigned long long)(acceptor->refused_count - acceptor->logged),
-            gr_acceptor_address(acceptor), text);
-        acceptor->logged = acceptor->refused_count;
-        acceptor->logged_us = now;
-    }
+    gr_source_log(&acceptor->refused, source, now, acceptor->config.log,
+                  gr_acceptor_address(acceptor), why);
 }
 
 static void refuse(gr_acceptor *acceptor, entry *at, const char *why)
@@ -926,7 +908,6 @@ gr_status gr_acceptor_create(const gr_acceptor_config *config, gr_acceptor **acc
     acceptor->config.listen_host = NULL; /* not used again; it belongs to the caller */
     acceptor->listen_fd[0] = acceptor->listen_fd[1] = -1;
     acceptor->next_us = GR_NEVER;
-    acceptor->logged_us = -LOG_EVERY_US;
     acceptor->incoming_max = incoming;
     acceptor->entry_count = (int)count;
     gr_diag_clear(&acceptor->failure);
@@ -986,7 +967,7 @@ int gr_acceptor_fd(const gr_acceptor *acceptor)
 
 uint64_t gr_acceptor_pending(const gr_acceptor *acceptor)
 {
-    return acceptor->refused_count;
+    return acceptor->refused.total;
 }
 
 uint64_t gr_acceptor_system_calls(const gr_acceptor *acceptor)
