@@ -844,6 +844,18 @@ bool gr_acceptor_connecting(const gr_acceptor *acceptor)
     return acceptor->connecting_count > 0;
 }
 
+bool gr_acceptor_promised(const gr_acceptor *acceptor, int32_t peer_rank)
+{
+    for (int i = 0; acceptor->incoming_count > 0 && i < acceptor->incoming_max; i++) {
+        const entry *at = &acceptor->entries[i];
+        if (at->state != ENTRY_FREE && at->auth.checked && !at->waits &&
+            at->auth.peer_rank == peer_rank) {
+            return true;
+        }
+    }
+    return false;
+}
+
 bool gr_acceptor_busy(const gr_acceptor *acceptor)
 {
     return acceptor->connecting_count > 0 || acceptor->incoming_count > 0;

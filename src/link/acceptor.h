@@ -77,6 +77,10 @@ void gr_acceptor_cancel(gr_acceptor *acceptor, int32_t peer_rank);
 gr_status gr_acceptor_progress(gr_acceptor *acceptor, gr_diag *diag) GR_MUST_CHECK;
 bool gr_acceptor_accept(gr_acceptor *acceptor, gr_accepted *accepted_out);
 
+/* A connection that this peer made was answered, and has not been accepted yet: for the peer it is
+ * made as soon as TLS stands. */
+bool gr_acceptor_promised(const gr_acceptor *acceptor, int32_t peer_rank);
+
 /* Absolute time at which progress must be called even if nothing is readable; GR_NEVER. */
 int64_t gr_acceptor_next_us(const gr_acceptor *acceptor);
 
