@@ -205,7 +205,7 @@ void gr_link_aborted(gr_link *link, const gr_frame *frame, const char *text)
     char clean[GR_FRAME_ABORT_MAX + 1];
     size_t size = clean_text(frame, text, clean);
     gr_status status = (gr_status)(int32_t)(0 - frame->message);
-    if (gr_status_scope(status) < GR_SCOPE_COMM) {
+    if (gr_status_scope(status) < GR_SCOPE_COMM || !gr_status_is_known(status)) {
         status = link->mesh->dynamic_peers ? GR_E_PEER_LOST : GR_E_COMM_BROKEN;
     }
     gr_link_break(link, false, status, "%s",
