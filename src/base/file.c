@@ -205,8 +205,13 @@ static const char *base_of(const char *path)
 static gr_status create_beside(const char *path, mode_t mode, char **name_out, int *fd_out,
                                bool *named_out, gr_diag *diag)
 {
-    enum { SUFFIX_BYTES = 32 };
-    size_t size_bytes = strlen(path) + SUFFIX_BYTES;
+    enum { SUFFIX_BYTES = 21, BASE_MAX = NAME_MAX - SUFFIX_BYTES };
+    const char *base = base_of(path);
+    size_t kept = strlen(base) < BASE_MAX ? strlen(base) : BASE_MAX;
+    while (kept > 0 && ((unsigned char)base[kept] & 0xc0) == 0x80) {
+        kept--; /* some file systems take whole characters of UTF-8 only */
+    }
+    size_t size_bytes = (size_t)(base - path) + kept + SUFFIX_BYTES + 1;
     uint64_t number = 0;
     char *name = malloc(size_bytes), *folder = gr_path_beside(path, ".");
     gr_status status = GR_OK;
@@ -219,7 +224,8 @@ static gr_status create_beside(const char *path, mode_t mode, char **name_out, i
     if (status != GR_OK) {
         goto undo_name;
     }
-    snprintf(name, size_bytes, "%s.new-%016llx", path, (unsigned long long)number);
+    snprintf(name, size_bytes, "%.*s.new-%016llx", (int)(base - path + (ptrdiff_t)kept), path,
+             (unsigned long long)number);
     if (access("/proc/self/fd", X_OK) == 0) { /* give_name needs it */
         fd = open(folder, O_TMPFILE | O_WRONLY | O_CLOEXEC, mode);
     }

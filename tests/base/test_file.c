@@ -257,6 +257,29 @@ static void file_of_an_own_descriptor_is_written_on(void **state)
     assert_int_equal(count_entries(*state), 2);
 }
 
+static void file_of_the_longest_name_is_replaced(void **state)
+{
+    char path[PATH_MAX], name[NAME_MAX + 1];
+    gr_diag diag = {0};
+    for (int size = 230; size <= NAME_MAX; size++) {
+        char *data;
+        size_t got;
+        memset(name, 0, sizeof name);
+        for (int i = 0; i < size; i++) { /* characters of two bytes, cut at either */
+            name[i] = (size - i) % 2 == 0 ? '\xc3' : i == 0 ? 'x' : '\xa4';
+        }
+        support_path(*state, name, path);
+        for (int round = 0; round < 2; round++) { /* new, and there already */
+            assert_int_equal(gr_file_replace(path, "x", 1, &diag), GR_OK);
+        }
+        assert_int_equal(gr_file_read(path, 1, &data, &got, &diag), GR_OK);
+        assert_int_equal(got, 1);
+        free(data);
+        assert_int_equal(unlink(path), 0);
+    }
+    assert_int_equal(count_entries(*state), 0);
+}
+
 static void file_in_an_unwritable_folder_is_refused_with_its_name(void **state)
 {
     (void)state;
@@ -346,6 +369,8 @@ int main(void)
                                         support_teardown_folder),
         cmocka_unit_test_setup_teardown(file_of_an_own_descriptor_is_written_on,
                                         support_setup_folder, support_teardown_folder),
+        cmocka_unit_test_setup_teardown(file_of_the_longest_name_is_replaced, support_setup_folder,
+                                        support_teardown_folder),
         cmocka_unit_test(file_in_an_unwritable_folder_is_refused_with_its_name),
         cmocka_unit_test_setup_teardown(dir_create_without_parents_creates_them,
                                         support_setup_folder, support_teardown_folder),
