@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/fail.h"
+#include "base/fork.h"
 #include "group/control.h"
 #include "group/group.h"
 #include "group/membership.h"
@@ -226,7 +227,7 @@ static void accept_member(gr_coordinator *coordinator, const gr_accepted *accept
         rank = free_number(coordinator);
         if (rank < 0) { /* it was free when the worker was let in: it will come again */
             gr_tls_destroy(accepted->tls);
-            close(accepted->fd);
+            gr_fork_close(accepted->fd);
             return;
         }
         gr_membership_reserve(&coordinator->membership, rank);

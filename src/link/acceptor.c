@@ -486,7 +486,6 @@ static void start_connect(gr_acceptor *acceptor, entry *at, int64_t now)
     at->tcp = strncmp(at->address, "tcp:", 4) == 0;
     gr_status status = gr_address_connect(at->target, &at->fd, &diag);
     acceptor->system_calls += 3;
-    gr_fork_guard(at->fd);
     if (status == GR_E_AGAIN || status == GR_E_PEER_LOST) {
         retry_later(acceptor, at, now, status, diag.text);
         return;
@@ -667,7 +666,7 @@ static void accept_one(gr_acceptor *acceptor, int listener, int fd, gr_source so
     bool flood = gr_source_counted(&acceptor->refused, source, now) >= REFUSED_A_SECOND;
     entry *at = flood ? NULL : find_place(acceptor, source, now);
     if (at == NULL) { /* an honest one tries again soon */
-        close(fd);
+        gr_fork_close(fd);
         acceptor->system_calls++;
         count_refused(acceptor, source, now, flood ? "too many come" : "there is no place for it");
         return;
@@ -681,7 +680,6 @@ static void accept_one(gr_acceptor *acceptor, int listener, int fd, gr_source so
                   .since_us = now,
                   .deadline_us =
                       gr_clock_deadline_us(&acceptor->config.clock, acceptor->config.timeout_us)};
-    gr_fork_guard(fd);
     acceptor->incoming_count++;
     note_deadline(acceptor, at->deadline_us);
     uint64_t tag = (uint64_t)(at - acceptor->entries);
@@ -697,9 +695,7 @@ static void accept_some(gr_acceptor *acceptor, int listener, int64_t now)
 {
     for (int i = 0; i < ACCEPTS_A_TURN && acceptor->listen_fd[listener] >= 0; i++) {
         struct sockaddr_storage from = {0};
-        socklen_t size = sizeof from;
-        int fd = accept4(acceptor->listen_fd[listener], (struct sockaddr *)&from, &size,
-                         SOCK_NONBLOCK | SOCK_CLOEXEC);
+        int fd = gr_fork_accept(acceptor->listen_fd[listener], &from);
         acceptor->system_calls++;
         if (fd >= 0) {
             accept_one(acceptor, listener, fd, gr_source_of(&from), now);
@@ -823,7 +819,6 @@ bool gr_acceptor_accept(gr_acceptor *acceptor, gr_accepted *accepted_out)
                                           .peer_rank = at->auth.peer_rank,
                                           .rail = at->outgoing ? at->rail : at->auth.peer_rail,
                                           .outgoing = at->outgoing};
-            gr_fork_unguard(at->fd); /* the owner may be one that shares it with a child */
             at->fd = -1;
             at->tls = NULL;
             acceptor->done_count--;
@@ -891,7 +886,6 @@ static gr_status open_listener(gr_acceptor *acceptor, int at, const char *host, 
 {
     gr_status status = gr_address_listen(host, acceptor->config.ports, acceptor->address[at],
                                          &acceptor->listen_fd[at], diag);
-    gr_fork_guard(acceptor->listen_fd[at]);
     if (status == GR_OK &&
         watch(acceptor, acceptor->listen_fd[at], LISTENER_TAG + (uint64_t)at, EPOLLIN) != GR_OK) {
         status = gr_fail(diag, GR_E_IO, "cannot watch the listener: %s", strerror(errno));

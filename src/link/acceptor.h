@@ -44,7 +44,8 @@ enum {
     GR_ACCEPTOR_ADDRESSES_BYTES = 512 + GR_ADDRESS_BYTES /* what a connect takes */
 };
 
-/* An authenticated connection; the fd and the session on it belong to the receiver. */
+/* An authenticated connection; the fd and the session on it belong to the receiver. No forked child
+ * keeps the fd: gr_fork_close closes it, gr_fork_unguard gives it to children as well. */
 typedef struct gr_accepted {
     int fd;
     gr_tls *tls; /* NULL: none */

@@ -376,11 +376,10 @@ static void add_connection(gr_mesh *mesh, const gr_accepted *accepted, int64_t n
         (mesh->on_demand && (link->state != GR_LINK_ATTACHING ||
                              !gr_mesh_take_connection(link, accepted->rail, accepted->outgoing)))) {
         gr_tls_destroy(accepted->tls);
-        close(accepted->fd);
+        gr_fork_close(accepted->fd);
         return;
     }
     *gr_link_fd(link, index) = accepted->fd;
-    gr_fork_guard(accepted->fd);
     link->tls[index] = accepted->tls;
     link->rails_here++;
     if (watch(mesh, accepted->fd, (uint64_t)peer | (uint64_t)index << TAG_RAIL_SHIFT,
