@@ -18,7 +18,11 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-enum { BACKLOG = 4096, NAME_RANDOM_BYTES = 12 };
+enum {
+    BACKLOG = 4096,
+    NAME_RANDOM_BYTES = 12,
+    PORT_DIGITS_MAX = 5 /* so that of an address that was cut no port is left either */
+};
 
 static const char unix_mark[] = "unix:@", tcp_mark[] = "tcp:";
 
@@ -241,9 +245,11 @@ static gr_status connect_socket(int context, const struct sockaddr *at, socklen_
 
 static gr_status malformed(const char *address, gr_diag *diag)
 {
-    return gr_fail(diag, GR_E_INVALID,
-                   "\"%.*s\" is not an address; one reads tcp:HOST:PORT or unix:@NAME",
-                   GR_ADDRESS_BYTES, address);
+    return gr_fail(
+        diag, GR_E_INVALID,
+        "\"%.*s\" is not an address; one reads tcp:HOST:PORT, with a port of 1 to 65535, "
+        "or unix:@NAME",
+        GR_ADDRESS_BYTES, address);
 }
 
 bool gr_address_split(const char *text, char host_out[GR_HOST_BYTES], const char **port_out)
@@ -264,9 +270,14 @@ bool gr_address_split(const char *text, char host_out[GR_HOST_BYTES], const char
 /* The host and the port of "tcp:HOST:PORT"; false: it is not of that form. */
 static bool split_tcp(const char *address, char host_out[GR_HOST_BYTES], const char **port_out)
 {
-    return strncmp(address, tcp_mark, strlen(tcp_mark)) == 0 &&
-           gr_address_split(address + strlen(tcp_mark), host_out, port_out) &&
-           host_out[0] != '\0' && strspn(*port_out, "0123456789") == strlen(*port_out);
+    if (strncmp(address, tcp_mark, strlen(tcp_mark)) != 0 ||
+        !gr_address_split(address + strlen(tcp_mark), host_out, port_out) || host_out[0] == '\0') {
+        return false;
+    }
+    size_t digits = strspn(*port_out, "0123456789");
+    bool short_number = digits <= PORT_DIGITS_MAX && (*port_out)[digits] == '\0';
+    long port = short_number ? strtol(*port_out, NULL, 10) : 0;
+    return port >= 1 && port <= UINT16_MAX;
 }
 
 /* Never blocks: no name is looked up. */
