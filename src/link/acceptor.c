@@ -750,9 +750,11 @@ static void handle_deadlines(gr_acceptor *acceptor, int64_t now)
         }
         if (at->outgoing && at->state != ENTRY_RETRY && at->state != ENTRY_LOOKUP &&
             now >= at->candidate_by_us) {
-            /* Not after our answer: the other side may take the connection for made. */
+            /* Not after our answer: the other side may take the connection for made. Nor where it
+             * has any time to begin the handshake, as one that is busy has. */
+            bool may_wait = at->state == ENTRY_HANDSHAKE && at->deadline_us == GR_NEVER;
             at->candidate_by_us = GR_NEVER;
-            if (at->auth.out_sent < GR_AUTH_BYTES) {
+            if (at->auth.out_sent < GR_AUTH_BYTES && !may_wait) {
                 (void)try_another(acceptor, at, now);
             }
         }

@@ -65,7 +65,8 @@ int gr_acceptor_fd(const gr_acceptor *acceptor);         /* readable: call progr
 /* Connect to the first of `addresses` (blanks between) where `peer_rank` is to be reached. A host
  * that is a name stands for all its addresses, and is looked up again in each round. Tries
  * again while the other side is busy or closes the connection; gives up at the timeout, or when
- * nobody is at any of them. An address that does not answer is left for the next after a second. */
+ * nobody is at any of them. An address that does not answer is left for the next after a second;
+ * without a timeout it has answered when the connection stands, since the peer may be busy. */
 gr_status gr_acceptor_connect(gr_acceptor *acceptor, int32_t peer_rank, gr_auth_rail rail,
                               const char *addresses, gr_diag *diag) GR_MUST_CHECK;
 

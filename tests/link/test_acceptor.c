@@ -3,6 +3,7 @@
 /* What one source of unauthenticated peers can take of an acceptor, and what an acceptor tells
  * of those it cannot reach: on a clock of the test's own. */
 
+#include "base/fork.h"
 #include "link/acceptor.h"
 #include "link/address.h"
 #include "link/source.h"
@@ -170,6 +171,48 @@ static void test_each_failed_dial_is_told(void **state)
     gr_acceptor_destroy(acceptor);
 }
 
+/* It has several addresses, and is not inside the library: nothing is closed meanwhile, which it
+ * would take for unauthenticated peers. */
+static void acceptor_busy_peer_of_several_addresses_is_waited_for(void **state)
+{
+    static const uint8_t secret[GR_SECRET_BYTES] = {1};
+    guarded g;
+    gr_acceptor *caller;
+    gr_accepted here = {.fd = -1}, there = {.fd = -1};
+    char addresses[2 * GR_ADDRESS_BYTES];
+    (void)state;
+    guard(&g);
+    const gr_acceptor_config config = {.rank = 1,
+                                       .secret = secret,
+                                       .half_open_max = 1,
+                                       .outgoing_max = 1,
+                                       .timeout_us = 5000000,
+                                       .connect_timeout_us = GR_NEVER,
+                                       .clock = gr_clock_simulated(&g.now_us)};
+    assert_int_equal(gr_acceptor_create(&config, &caller, NULL), GR_OK);
+    snprintf(addresses, sizeof addresses, "%s %s", gr_acceptor_address(g.acceptor),
+             gr_acceptor_address(g.acceptor));
+    assert_int_equal(gr_acceptor_connect(caller, 0, (gr_auth_rail){.count = 1}, addresses, NULL),
+                     GR_OK);
+    for (int turn = 0; turn < 30; turn++) {
+        struct pollfd at = {.fd = gr_acceptor_fd(caller), .events = POLLIN};
+        (void)poll(&at, 1, turn == 0 ? PATIENCE_MS : 0); /* connected */
+        assert_int_equal(gr_acceptor_progress(caller, NULL), GR_OK);
+        g.now_us += 1000000;
+    }
+    while (here.fd < 0 || there.fd < 0) {
+        assert_int_equal(gr_acceptor_progress(g.acceptor, NULL), GR_OK);
+        assert_int_equal(gr_acceptor_progress(caller, NULL), GR_OK);
+        (void)(here.fd < 0 && gr_acceptor_accept(caller, &here));
+        (void)(there.fd < 0 && gr_acceptor_accept(g.acceptor, &there));
+    }
+    assert_int_equal(gr_acceptor_pending(g.acceptor), 0);
+    gr_fork_close(here.fd);
+    gr_fork_close(there.fd);
+    gr_acceptor_destroy(caller);
+    gr_acceptor_destroy(g.acceptor);
+}
+
 /* ---- Names ----------------------------------------------------------------------------------- */
 
 /* A resolver of the test's own. It may wait until the test lets it go on. */
@@ -253,8 +296,8 @@ static gr_status named_call(named *n, gr_diag *diag)
         called = called || gr_acceptor_accept(n->caller, &here);
         answered = answered || gr_acceptor_accept(n->listener, &there);
     }
-    close(here.fd);
-    close(there.fd);
+    gr_fork_close(here.fd);
+    gr_fork_close(there.fd);
     return status;
 }
 
@@ -327,7 +370,7 @@ static void acceptor_slow_name_server_blocks_nothing(void **state)
         assert_int_equal(gr_acceptor_progress(n.listener, NULL), GR_OK);
         assert_int_equal(gr_acceptor_progress(n.caller, NULL), GR_OK);
     }
-    close(here.fd);
+    gr_fork_close(here.fd);
     assert_int_equal(atomic_load(&n.names.asked), 0);
     named_close(&n);
     assert_int_equal(sem_post(&wait), 0);
@@ -383,6 +426,7 @@ int main(void)
         cmocka_unit_test(test_a_source_has_its_share_of_places),
         cmocka_unit_test(test_a_flood_costs_no_handshakes),
         cmocka_unit_test(test_each_failed_dial_is_told),
+        cmocka_unit_test(acceptor_busy_peer_of_several_addresses_is_waited_for),
         cmocka_unit_test(acceptor_all_addresses_of_a_name_are_tried),
         cmocka_unit_test(acceptor_longest_name_is_looked_up_whole),
         cmocka_unit_test(acceptor_name_with_nobody_there_fails_and_names_the_address),
