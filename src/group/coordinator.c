@@ -6,6 +6,7 @@
 #include "group/membership.h"
 #include "group/wait_graph.h"
 #include "link/acceptor.h"
+#include "link/socket.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -609,7 +610,9 @@ gr_status gr_coordinator_create(const gr_coordinator_config *config, gr_coordina
                    GR_OK) {
         status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for %zu addresses", world);
     } else if (coordinator->epoll_fd < 0) {
-        status = gr_fail(diag, GR_E_IO, "cannot create an epoll: %s", strerror(errno));
+        char why[GR_DESCRIPTORS_TEXT_BYTES];
+        status =
+            gr_fail(diag, GR_E_IO, "cannot create an epoll: %s", gr_descriptors_error(errno, why));
     } else {
         gr_acceptor_config acceptor = {.rank = GR_AUTH_RANK_COORDINATOR,
                                        .secret = config->secret,

@@ -26,6 +26,7 @@
 #include "link/address.h"
 #include "link/lookup.h"
 #include "link/secret.h"
+#include "link/socket.h"
 #include "link/source.h"
 
 #include <errno.h>
@@ -700,8 +701,9 @@ static void accept_some(gr_acceptor *acceptor, int listener, int64_t now)
         if (fd >= 0) {
             accept_one(acceptor, listener, fd, gr_source_of(&from), now);
         } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+            char why[GR_DESCRIPTORS_TEXT_BYTES];
             gr_log_write(acceptor->config.log, GR_LOG_WARN, "link",
-                         "cannot accept a connection: %s", strerror(errno));
+                         "cannot accept a connection: %s", gr_descriptors_error(errno, why));
             pause_listeners(acceptor, true, now);
             return;
         } else if (errno != ECONNABORTED && errno != EINTR && errno != EPROTO) {
@@ -920,13 +922,16 @@ gr_status gr_acceptor_create(const gr_acceptor_config *config, gr_acceptor **acc
     acceptor->entry_count = (int)count;
     gr_diag_clear(&acceptor->failure);
     gr_status status = GR_OK;
+    char why[GR_DESCRIPTORS_TEXT_BYTES];
     acceptor->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    int error = errno;
     gr_fork_guard(acceptor->epoll_fd);
     acceptor->secret = gr_secret_keep(config->secret);
     if (acceptor->secret == NULL) {
         status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for a secret");
     } else if (acceptor->epoll_fd < 0) {
-        status = gr_fail(diag, GR_E_IO, "cannot create an epoll: %s", strerror(errno));
+        status =
+            gr_fail(diag, GR_E_IO, "cannot create an epoll: %s", gr_descriptors_error(error, why));
     }
     if (status == GR_OK && config->listen_local) {
         status = open_listener(acceptor, 0, NULL, diag);

@@ -52,7 +52,9 @@ static gr_status listen_unix(char address_out[GR_ADDRESS_BYTES], int *fd_out, gr
     if (fd < 0 || bind(fd, (struct sockaddr *)&at, size) != 0 || listen(fd, BACKLOG) != 0) {
         int error = errno;
         gr_fork_close(fd);
-        return gr_fail(diag, GR_E_IO, "cannot listen on a Unix socket: %s", strerror(error));
+        char why[GR_DESCRIPTORS_TEXT_BYTES];
+        return gr_fail(diag, GR_E_IO, "cannot listen on a Unix socket: %s",
+                       gr_descriptors_error(error, why));
     }
     snprintf(address_out, GR_ADDRESS_BYTES, "unix:@%s", name);
     *fd_out = fd;
@@ -101,7 +103,9 @@ static gr_status no_listener(const char *host, gr_ports ports, int error, gr_dia
                        "rank, each task of --roles and the coordinator need one",
                        host, ports.first, ports.last, error == EACCES ? "permitted" : "free");
     }
-    return gr_fail(diag, GR_E_IO, "cannot listen on host \"%s\": %s", host, strerror(error));
+    char why[GR_DESCRIPTORS_TEXT_BYTES];
+    return gr_fail(diag, GR_E_IO, "cannot listen on host \"%s\": %s", host,
+                   gr_descriptors_error(error, why));
 }
 
 static gr_status listen_tcp(const char *host, gr_ports ports, char address_out[GR_ADDRESS_BYTES],
@@ -208,14 +212,10 @@ static gr_status connect_socket(int context, const struct sockaddr *at, socklen_
                                 const char *address, int *fd_out, gr_diag *diag)
 {
     int fd = gr_fork_socket(context);
-    if (fd < 0 && errno == EMFILE) {
-        return gr_fail(diag, GR_E_IO,
-                       "cannot open a socket for %s: this process has %lld files open, which is "
-                       "its limit: raise it (ulimit -n)",
-                       address, (long long)gr_descriptors_limit());
-    }
     if (fd < 0) {
-        return gr_fail(diag, GR_E_IO, "cannot open a socket for %s: %s", address, strerror(errno));
+        char why[GR_DESCRIPTORS_TEXT_BYTES];
+        return gr_fail(diag, GR_E_IO, "cannot open a socket for %s: %s", address,
+                       gr_descriptors_error(errno, why));
     }
     if (context != AF_UNIX) {
         int one = 1;

@@ -5,6 +5,7 @@
 #include "base/fork.h"
 #include "base/memory.h"
 #include "link/frame.h"
+#include "link/socket.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -662,10 +663,13 @@ static gr_status open_sockets(gr_mesh *mesh, gr_diag *diag)
 {
     mesh->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     mesh->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int error = errno; /* of the second, if any: what the first lacks the second lacks as well */
     gr_fork_guard(mesh->epoll_fd);
     gr_fork_guard(mesh->wake_fd);
     if (mesh->epoll_fd < 0 || mesh->wake_fd < 0) {
-        return gr_fail(diag, GR_E_IO, "cannot create an epoll and an eventfd: %s", strerror(errno));
+        char why[GR_DESCRIPTORS_TEXT_BYTES];
+        return gr_fail(diag, GR_E_IO, "cannot create an epoll and an eventfd: %s",
+                       gr_descriptors_error(error, why));
     }
     gr_status status = watch(mesh, mesh->wake_fd, TAG_WAKE, EPOLLIN, diag);
     if (status == GR_OK) {

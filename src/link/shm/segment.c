@@ -4,6 +4,7 @@
 #include "base/codec.h"
 #include "base/fail.h"
 #include "base/hash.h"
+#include "link/socket.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -94,8 +95,9 @@ gr_status gr_shm_segment_create(int rank, int world_size, size_t heap_bytes_max,
     size = size < size_max ? size : size_max;
     int fd = create_file(size);
     if (fd < 0) {
+        char why[GR_DESCRIPTORS_TEXT_BYTES];
         return gr_fail(diag, GR_E_IO, "cannot create a memory file of %zu bytes: %s", size,
-                       strerror(errno));
+                       gr_descriptors_error(errno, why));
     }
     void *base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (base == MAP_FAILED) {
@@ -268,6 +270,11 @@ gr_status gr_shm_segment_take(int socket_fd, int rank, int world_size, gr_shm_se
         return gr_fail(diag, GR_E_PEER_LOST, "it closed the connection");
     }
     int fd = received_fd(&message);
+    if (fd < 0 && (message.msg_flags & MSG_CTRUNC) != 0) {
+        char why[GR_DESCRIPTORS_TEXT_BYTES];
+        return gr_fail(diag, GR_E_IO, "its memory file cannot be taken: %s",
+                       gr_descriptors_error(EMFILE, why));
+    }
     if (fd < 0) {
         return gr_fail(diag, GR_E_PROTOCOL, "it sent no memory file");
     }
