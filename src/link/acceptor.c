@@ -46,6 +46,7 @@ enum {
     SHARE_OF_PLACES = 2,       /* one source gets no more than this part of the places */
     REFUSED_A_SECOND = 500,    /* from a source; more are closed before they cost a handshake */
     LISTENER_PAUSE_US = 20000, /* after the process ran out of file descriptors */
+    WARN_EVERY_US = 1000000,   /* of that */
     BACKOFF_MIN_US = 1000,
     BACKOFF_MAX_US = 100000,
     DETOURS_MAX = 32,                         /* several rounds through as many addresses as fit */
@@ -96,6 +97,7 @@ struct gr_acceptor {
     char address[LISTENERS][GR_ADDRESS_BYTES];
     int epoll_fd, listen_fd[LISTENERS];
     int64_t listener_paused_until_us; /* 0: not paused */
+    int64_t warn_from_us;             /* that it cannot accept: not before */
     int64_t next_us;
     int done_count, connecting_count, incoming_count, waiting_count;
     uint64_t system_calls;
@@ -701,9 +703,12 @@ static void accept_some(gr_acceptor *acceptor, int listener, int64_t now)
         if (fd >= 0) {
             accept_one(acceptor, listener, fd, gr_source_of(&from), now);
         } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-            char why[GR_DESCRIPTORS_TEXT_BYTES];
-            gr_log_write(acceptor->config.log, GR_LOG_WARN, "link",
-                         "cannot accept a connection: %s", gr_descriptors_error(errno, why));
+            if (now >= acceptor->warn_from_us) {
+                char why[GR_DESCRIPTORS_TEXT_BYTES];
+                gr_log_write(acceptor->config.log, GR_LOG_WARN, "link",
+                             "cannot accept a connection: %s", gr_descriptors_error(errno, why));
+                acceptor->warn_from_us = now + WARN_EVERY_US;
+            }
             pause_listeners(acceptor, true, now);
             return;
         } else if (errno != ECONNABORTED && errno != EINTR && errno != EPROTO) {

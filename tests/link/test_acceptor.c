@@ -23,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 enum { PLACES = 8, PATIENCE_MS = 10000, TOLD_BYTES = 300 };
@@ -132,6 +133,38 @@ static void test_a_flood_costs_no_handshakes(void **state)
     assert_int_equal(gr_acceptor_progress(g.acceptor, NULL), GR_OK);
     assert_int_equal(g.logged, 2);
     assert_non_null(strstr(g.last, " connections to tcp:127.0.0.1:"));
+    gr_acceptor_destroy(g.acceptor);
+}
+
+static void acceptor_without_descriptors_warns_once_a_second_and_goes_on(void **state)
+{
+    enum { TURN_US = 20000, SECONDS = 3 };
+    guarded g;
+    struct rlimit old, none;
+    struct sockaddr_in to = {.sin_family = AF_INET};
+    (void)state;
+    guard(&g);
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    to.sin_port = htons((uint16_t)atoi(strrchr(gr_acceptor_address(g.acceptor), ':') + 1));
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), unused = dup(fd);
+    assert_true(fd >= 0 && unused >= 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
+    close(unused);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
+    none = (struct rlimit){(rlim_t)unused, old.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    for (int turn = 0; turn < SECONDS * 1000000 / TURN_US; turn++) {
+        assert_int_equal(gr_acceptor_progress(g.acceptor, NULL), GR_OK);
+        g.now_us += TURN_US;
+    }
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
+    assert_int_equal(g.logged, SECONDS);
+    assert_non_null(strstr(g.last, "(ulimit -n)"));
+    while (!gr_acceptor_busy(g.acceptor)) {
+        assert_int_equal(gr_acceptor_progress(g.acceptor, NULL), GR_OK);
+        g.now_us += TURN_US;
+    }
+    close(fd);
     gr_acceptor_destroy(g.acceptor);
 }
 
@@ -425,6 +458,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_source_has_its_share_of_places),
         cmocka_unit_test(test_a_flood_costs_no_handshakes),
+        cmocka_unit_test(acceptor_without_descriptors_warns_once_a_second_and_goes_on),
         cmocka_unit_test(test_each_failed_dial_is_told),
         cmocka_unit_test(acceptor_busy_peer_of_several_addresses_is_waited_for),
         cmocka_unit_test(acceptor_all_addresses_of_a_name_are_tried),
