@@ -17,6 +17,9 @@ gr_status gr_fail_peer(gr_diag *diag, gr_status status, int peer_rank, const cha
  * communicator. */
 bool gr_fault_of_peer(gr_status status);
 
+/* Returns false if no status has this number: it came from a newer peer, or from one that lies. */
+bool gr_status_is_known(gr_status status);
+
 /* Sets status GR_OK, peer_rank -1 and an empty text. */
 void gr_diag_clear(gr_diag *diag);
 

@@ -194,13 +194,24 @@ static int sync_folder_of(const char *path)
     return error;
 }
 
+static const char *base_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash != NULL ? slash + 1 : path;
+}
+
 /* Creates a file beside `path` with the unused name *name_out. Where the file system allows it the
  * file has no name yet (*named_out false), so a killed process leaves nothing behind. */
 static gr_status create_beside(const char *path, mode_t mode, char **name_out, int *fd_out,
                                bool *named_out, gr_diag *diag)
 {
-    enum { SUFFIX_BYTES = 32 };
-    size_t size_bytes = strlen(path) + SUFFIX_BYTES;
+    enum { SUFFIX_BYTES = 21, BASE_MAX = NAME_MAX - SUFFIX_BYTES };
+    const char *base = base_of(path);
+    size_t kept = strlen(base) < BASE_MAX ? strlen(base) : BASE_MAX;
+    while (kept > 0 && ((unsigned char)base[kept] & 0xc0) == 0x80) {
+        kept--; /* some file systems take whole characters of UTF-8 only */
+    }
+    size_t size_bytes = (size_t)(base - path) + kept + SUFFIX_BYTES + 1;
     uint64_t number = 0;
     char *name = malloc(size_bytes), *folder = gr_path_beside(path, ".");
     gr_status status = GR_OK;
@@ -213,7 +224,8 @@ static gr_status create_beside(const char *path, mode_t mode, char **name_out, i
     if (status != GR_OK) {
         goto undo_name;
     }
-    snprintf(name, size_bytes, "%s.new-%016llx", path, (unsigned long long)number);
+    snprintf(name, size_bytes, "%.*s.new-%016llx", (int)(base - path + (ptrdiff_t)kept), path,
+             (unsigned long long)number);
     if (access("/proc/self/fd", X_OK) == 0) { /* give_name needs it */
         fd = open(folder, O_TMPFILE | O_WRONLY | O_CLOEXEC, mode);
     }
@@ -256,17 +268,40 @@ static int rename_to_new(const char *name, const char *path)
     return renameat2(AT_FDCWD, name, AT_FDCWD, path, RENAME_NOREPLACE) == 0 ? 0 : errno;
 }
 
-/* A device, a FIFO, or what a name of /dev leads to: there is nothing to be replaced. */
-static bool takes_bytes(const char *path, const struct stat *is)
+/* The descriptor of this process that a name leads to ("/dev/stdout", "/dev/fd/3"); -1: none. */
+static int descriptor_of(const char *path)
 {
-    struct stat name;
-    return !S_ISREG(is->st_mode) ||
-           (strncmp(path, "/dev/", 5) == 0 && lstat(path, &name) == 0 && S_ISLNK(name.st_mode));
+    enum { LINKS_MAX = 8 };
+    char target[PATH_MAX], *at = strdup(path), *own = realpath("/proc/self/fd", NULL);
+    int found = -1;
+    for (int links = 0; at != NULL && own != NULL && found < 0 && links < LINKS_MAX; links++) {
+        ssize_t size = readlink(at, target, sizeof target - 1);
+        if (size < 0) {
+            break; /* no symbolic link */
+        }
+        target[size] = '\0';
+        char *beside = gr_path_beside(at, "."), *next = gr_path_beside(at, target);
+        char *folder = beside != NULL ? realpath(beside, NULL) : NULL;
+        if (folder != NULL && strcmp(folder, own) == 0) {
+            found = atoi(base_of(at));
+        }
+        free(folder);
+        free(beside);
+        free(at);
+        at = next;
+    }
+    free(own);
+    free(at);
+    return found;
 }
 
-static gr_status write_into(const char *path, gr_file_writer *write, void *arg, gr_diag *diag)
+/* Into a device or a FIFO; or by `descriptor`, if there is one, behind what it has written: a file
+ * that is opened again is written from its start on. */
+static gr_status write_into(const char *path, int descriptor, gr_file_writer *write, void *arg,
+                            gr_diag *diag)
 {
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    int fd =
+        descriptor >= 0 ? fcntl(descriptor, F_DUPFD_CLOEXEC, 0) : open(path, O_WRONLY | O_CLOEXEC);
     if (fd < 0) {
         return gr_fail_errno(diag, "write", path, errno);
     }
@@ -286,8 +321,9 @@ static gr_status write_as(const char *path, bool fresh, gr_file_writer *write, v
     if (replaces && S_ISDIR(old.st_mode)) {
         return gr_fail(diag, GR_E_IO, "cannot write %s: there is a folder of this name", path);
     }
-    if (replaces && takes_bytes(path, &old)) {
-        return write_into(path, write, arg, diag);
+    int descriptor = replaces ? descriptor_of(path) : -1;
+    if (descriptor >= 0 || (replaces && !S_ISREG(old.st_mode))) {
+        return write_into(path, descriptor, write, arg, diag);
     }
     char *name = NULL;
     int fd = -1;

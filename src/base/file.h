@@ -11,8 +11,9 @@ gr_status gr_file_read(const char *path, size_t max_bytes, char **data_out, size
                        gr_diag *diag) GR_MUST_CHECK;
 
 /* Writes a file beside `path`, syncs it and renames it to `path`: a reader sees the old file or the
- * new one. A device or a FIFO (/dev/null, /dev/stdout) takes the bytes itself, a FIFO when it has a
- * reader. GR_E_IO, GR_E_NOT_FOUND, GR_E_NO_MEMORY. */
+ * new one. A device or a FIFO (/dev/null) takes the bytes itself, a FIFO when it has a reader, and
+ * a descriptor of this process (/dev/stdout, /dev/fd/3) behind what it was given before. GR_E_IO,
+ * GR_E_NOT_FOUND, GR_E_NO_MEMORY. */
 gr_status gr_file_replace(const char *path, const void *data, size_t size_bytes,
                           gr_diag *diag) GR_MUST_CHECK;
 

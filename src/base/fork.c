@@ -5,11 +5,13 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 enum { FDS_MAX = 1 << 20, WORD_BITS = 64 }; /* Linux's default for fs.nr_open */
 
-/* `lock` guards `guarded` and `end`. It is held across fork. No other lock is taken under it. */
+/* `lock` guards `guarded` and `end`. It is held across fork. No other lock is taken under it, and
+ * nothing that blocks is done. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t guarded[FDS_MAX / WORD_BITS]; /* untouched pages of it take no memory */
 static int end;                               /* no guarded descriptor is as high as this */
@@ -59,33 +61,66 @@ static void install(void)
     atomic_store(&installed, true);
 }
 
+static void add(int fd)
+{
+    if (fd >= 0 && fd < FDS_MAX) {
+        guarded[fd / WORD_BITS] |= UINT64_C(1) << fd % WORD_BITS;
+        end = fd < end ? end : fd + 1;
+    }
+}
+
+static void take_out(int fd)
+{
+    if (fd >= 0 && fd < FDS_MAX) {
+        guarded[fd / WORD_BITS] &= ~(UINT64_C(1) << fd % WORD_BITS);
+    }
+}
+
 void gr_fork_guard(int fd)
 {
-    if (fd < 0 || fd >= FDS_MAX) {
-        return;
-    }
     (void)pthread_once(&once, install);
     pthread_mutex_lock(&lock);
-    guarded[fd / WORD_BITS] |= UINT64_C(1) << fd % WORD_BITS;
-    end = fd < end ? end : fd + 1;
+    add(fd);
     pthread_mutex_unlock(&lock);
+}
+
+/* Under the lock, here and in gr_fork_accept: no fork comes between the socket and its guard. */
+int gr_fork_socket(int domain)
+{
+    (void)pthread_once(&once, install);
+    pthread_mutex_lock(&lock);
+    int fd = socket(domain, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    add(fd);
+    pthread_mutex_unlock(&lock);
+    return fd;
+}
+
+int gr_fork_accept(int listener, struct sockaddr_storage *from_out)
+{
+    socklen_t size = sizeof *from_out;
+    (void)pthread_once(&once, install);
+    pthread_mutex_lock(&lock);
+    int fd = accept4(listener, (struct sockaddr *)from_out, &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    add(fd);
+    pthread_mutex_unlock(&lock);
+    return fd;
 }
 
 void gr_fork_unguard(int fd)
 {
-    if (fd < 0 || fd >= FDS_MAX) {
-        return;
-    }
     pthread_mutex_lock(&lock);
-    guarded[fd / WORD_BITS] &= ~(UINT64_C(1) << fd % WORD_BITS);
+    take_out(fd);
     pthread_mutex_unlock(&lock);
 }
 
+/* Under the lock: a fork in between would keep it, and a number that is free is soon another's. */
 void gr_fork_close(int fd)
 {
     if (fd >= 0) {
-        gr_fork_unguard(fd);
+        pthread_mutex_lock(&lock);
+        take_out(fd);
         close(fd);
+        pthread_mutex_unlock(&lock);
     }
 }
 

@@ -15,13 +15,18 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/socket.h>
 
 /* From now on a forked child does not keep `fd`. Any thread. */
 void gr_fork_guard(int fd);
-/* Ends the guard of `fd`, before it is closed or given to another owner. Does nothing if `fd` is
- * not guarded. Any thread. */
+/* A stream socket, and a connection of `listener`, which does not block: non-blocking, closed by
+ * exec, and guarded from the moment that it exists. -1: errno tells why. Any thread. */
+int gr_fork_socket(int domain);
+int gr_fork_accept(int listener, struct sockaddr_storage *from_out);
+/* Ends the guard of `fd`, which a child shall have. Does nothing if `fd` is not guarded. Any
+ * thread. */
 void gr_fork_unguard(int fd);
-/* gr_fork_unguard, then close. Ignores a negative `fd`. */
+/* Closes `fd`, whether it is guarded or not. Ignores a negative `fd`. Any thread. */
 void gr_fork_close(int fd);
 
 /* Returns the number of forks between this process and the one that first called gr_fork_guard or

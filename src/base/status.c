@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <gradus/status.h>
+#include "base/fail.h"
+
 #include <gradus/version.h>
 
 typedef struct status_words {
@@ -39,6 +40,11 @@ static const status_words *find(gr_status status)
         }
     }
     return NULL;
+}
+
+bool gr_status_is_known(gr_status status)
+{
+    return find(status) != NULL;
 }
 
 const char *gr_status_name(gr_status status)

@@ -17,7 +17,6 @@ void gr_control_init(gr_control *control, const gr_accepted *accepted, int64_t t
                      uint8_t *in, size_t in_capacity)
 {
     bool tcp = gr_socket_give_up_after(accepted->fd, timeout_us);
-    gr_fork_guard(accepted->fd);
     *control = (gr_control){.fd = accepted->fd,
                             .tls = accepted->tls,
                             .in = in,

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/fail.h"
+#include "base/fork.h"
 #include "group/control.h"
 #include "group/group.h"
 #include "group/membership.h"
 #include "group/wait_graph.h"
 #include "link/acceptor.h"
+#include "link/socket.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -226,7 +228,7 @@ static void accept_member(gr_coordinator *coordinator, const gr_accepted *accept
         rank = free_number(coordinator);
         if (rank < 0) { /* it was free when the worker was let in: it will come again */
             gr_tls_destroy(accepted->tls);
-            close(accepted->fd);
+            gr_fork_close(accepted->fd);
             return;
         }
         gr_membership_reserve(&coordinator->membership, rank);
@@ -608,7 +610,9 @@ gr_status gr_coordinator_create(const gr_coordinator_config *config, gr_coordina
                    GR_OK) {
         status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for %zu addresses", world);
     } else if (coordinator->epoll_fd < 0) {
-        status = gr_fail(diag, GR_E_IO, "cannot create an epoll: %s", strerror(errno));
+        char why[GR_DESCRIPTORS_TEXT_BYTES];
+        status =
+            gr_fail(diag, GR_E_IO, "cannot create an epoll: %s", gr_descriptors_error(errno, why));
     } else {
         gr_acceptor_config acceptor = {.rank = GR_AUTH_RANK_COORDINATOR,
                                        .secret = config->secret,

@@ -2,6 +2,7 @@
 #include "group/failover.h"
 
 #include "base/fail.h"
+#include "base/fork.h"
 #include "base/thread.h"
 #include "group/quorum.h"
 #include "link/acceptor.h"
@@ -100,7 +101,7 @@ static void look_at_probes(gr_failover *s)
     }
     while (s->probes != NULL && gr_acceptor_accept(s->probes, &accepted)) {
         gr_tls_destroy(accepted.tls);
-        close(accepted.fd);
+        gr_fork_close(accepted.fd);
     }
     if (!gr_coordinator_gathers(s->coordinator)) {
         gr_acceptor_destroy(s->probes);

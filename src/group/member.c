@@ -3,6 +3,7 @@
 
 #include "base/codec.h"
 #include "base/fail.h"
+#include "base/fork.h"
 #include "base/hash.h"
 #include "link/acceptor.h"
 #include "link/address.h"
@@ -496,7 +497,7 @@ static gr_status join_others(gr_joining *join, gr_diag *diag)
     status = group->joining ? GR_OK : gr_joining_open_failover(join, diag);
     if (status != GR_OK) {
         gr_tls_destroy(accepted.tls);
-        close(accepted.fd);
+        gr_fork_close(accepted.fd);
         return status;
     }
     gr_control_init(&group->control, &accepted, join->config->peer_timeout_us, group->in, in_bytes);

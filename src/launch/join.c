@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/fork.h"
 #include "launch/launch.h"
 #include "launch/signals.h"
 #include "link/address.h"
@@ -157,6 +158,7 @@ bool gr_join_take(gr_acceptor *acceptor, char name_out[GR_HOSTS_NAME_BYTES], gr_
     if (!gr_acceptor_accept(acceptor, &arrival)) {
         return false;
     }
+    gr_fork_unguard(arrival.fd); /* a process that is forked for the host has it */
     gr_join_name_of(arrival.fd, name_out, GR_HOSTS_NAME_BYTES);
     watch_idle(arrival.fd);
     *host_out = (gr_host){
@@ -268,6 +270,7 @@ gr_status gr_join_dial(const char *at, int slots, const uint8_t token[GR_SECRET_
         gr_diag why = {0};
         status = dial_once(address, &config, arrival_out, &why);
         if (status == GR_OK) {
+            gr_fork_unguard(arrival_out->fd);
             watch_idle(arrival_out->fd);
             return GR_OK;
         }

@@ -26,6 +26,7 @@
 #include "link/address.h"
 #include "link/lookup.h"
 #include "link/secret.h"
+#include "link/socket.h"
 #include "link/source.h"
 
 #include <errno.h>
@@ -44,9 +45,8 @@ enum {
     EVICT_AFTER_US = 100000,   /* an honest peer needs less than this for its handshake */
     SHARE_OF_PLACES = 2,       /* one source gets no more than this part of the places */
     REFUSED_A_SECOND = 500,    /* from a source; more are closed before they cost a handshake */
-    LOG_EVERY_US = 1000000,    /* of refused ones, and then... */
-    LOG_MANY = 16,             /* ...only of so many: one may be an honest peer's second thought */
     LISTENER_PAUSE_US = 20000, /* after the process ran out of file descriptors */
+    WARN_EVERY_US = 1000000,   /* of that */
     BACKOFF_MIN_US = 1000,
     BACKOFF_MAX_US = 100000,
     DETOURS_MAX = 32,                         /* several rounds through as many addresses as fit */
@@ -97,12 +97,11 @@ struct gr_acceptor {
     char address[LISTENERS][GR_ADDRESS_BYTES];
     int epoll_fd, listen_fd[LISTENERS];
     int64_t listener_paused_until_us; /* 0: not paused */
+    int64_t warn_from_us;             /* that it cannot accept: not before */
     int64_t next_us;
     int done_count, connecting_count, incoming_count, waiting_count;
-    uint64_t refused_count, system_calls;
+    uint64_t system_calls;
     gr_source_counts refused;
-    uint64_t logged; /* unauthenticated peers that the log has told of, and when */
-    int64_t logged_us;
     int incoming_max, entry_count;
     gr_diag failure; /* of a connect, to be given out */
     entry entries[]; /* incoming_max, then outgoing_max */
@@ -160,23 +159,9 @@ static gr_status watch(gr_acceptor *acceptor, int fd, uint64_t tag, uint32_t eve
 
 static void count_refused(gr_acceptor *acceptor, gr_source source, int64_t now, const char *why)
 {
-    char text[GR_SOURCE_TEXT_BYTES];
-    acceptor->refused_count++;
     gr_source_count(&acceptor->refused, source, now);
-    gr_source_text(source, text);
-    gr_log_write(acceptor->config.log, GR_LOG_DEBUG, "link", "closed a connection from %s: %s",
-                 text, why);
-    if (acceptor->refused_count - acceptor->logged >= LOG_MANY &&
-        now - acceptor->logged_us >= LOG_EVERY_US) {
-        gr_log_write(
-            acceptor->config.log, GR_LOG_WARN, "link",
-            "%llu connections to %s were refused, the last from %s: they do not prove that "
-            "they belong to the job",
-            (unsigned long long)(acceptor->refused_count - acceptor->logged),
-            gr_acceptor_address(acceptor), text);
-        acceptor->logged = acceptor->refused_count;
-        acceptor->logged_us = now;
-    }
+    gr_source_log(&acceptor->refused, source, now, acceptor->config.log,
+                  gr_acceptor_address(acceptor), why);
 }
 
 static void refuse(gr_acceptor *acceptor, entry *at, const char *why)
@@ -504,7 +489,6 @@ static void start_connect(gr_acceptor *acceptor, entry *at, int64_t now)
     at->tcp = strncmp(at->address, "tcp:", 4) == 0;
     gr_status status = gr_address_connect(at->target, &at->fd, &diag);
     acceptor->system_calls += 3;
-    gr_fork_guard(at->fd);
     if (status == GR_E_AGAIN || status == GR_E_PEER_LOST) {
         retry_later(acceptor, at, now, status, diag.text);
         return;
@@ -685,7 +669,7 @@ static void accept_one(gr_acceptor *acceptor, int listener, int fd, gr_source so
     bool flood = gr_source_counted(&acceptor->refused, source, now) >= REFUSED_A_SECOND;
     entry *at = flood ? NULL : find_place(acceptor, source, now);
     if (at == NULL) { /* an honest one tries again soon */
-        close(fd);
+        gr_fork_close(fd);
         acceptor->system_calls++;
         count_refused(acceptor, source, now, flood ? "too many come" : "there is no place for it");
         return;
@@ -699,7 +683,6 @@ static void accept_one(gr_acceptor *acceptor, int listener, int fd, gr_source so
                   .since_us = now,
                   .deadline_us =
                       gr_clock_deadline_us(&acceptor->config.clock, acceptor->config.timeout_us)};
-    gr_fork_guard(fd);
     acceptor->incoming_count++;
     note_deadline(acceptor, at->deadline_us);
     uint64_t tag = (uint64_t)(at - acceptor->entries);
@@ -715,15 +698,17 @@ static void accept_some(gr_acceptor *acceptor, int listener, int64_t now)
 {
     for (int i = 0; i < ACCEPTS_A_TURN && acceptor->listen_fd[listener] >= 0; i++) {
         struct sockaddr_storage from = {0};
-        socklen_t size = sizeof from;
-        int fd = accept4(acceptor->listen_fd[listener], (struct sockaddr *)&from, &size,
-                         SOCK_NONBLOCK | SOCK_CLOEXEC);
+        int fd = gr_fork_accept(acceptor->listen_fd[listener], &from);
         acceptor->system_calls++;
         if (fd >= 0) {
             accept_one(acceptor, listener, fd, gr_source_of(&from), now);
         } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-            gr_log_write(acceptor->config.log, GR_LOG_WARN, "link",
-                         "cannot accept a connection: %s", strerror(errno));
+            if (now >= acceptor->warn_from_us) {
+                char why[GR_DESCRIPTORS_TEXT_BYTES];
+                gr_log_write(acceptor->config.log, GR_LOG_WARN, "link",
+                             "cannot accept a connection: %s", gr_descriptors_error(errno, why));
+                acceptor->warn_from_us = now + WARN_EVERY_US;
+            }
             pause_listeners(acceptor, true, now);
             return;
         } else if (errno != ECONNABORTED && errno != EINTR && errno != EPROTO) {
@@ -772,9 +757,11 @@ static void handle_deadlines(gr_acceptor *acceptor, int64_t now)
         }
         if (at->outgoing && at->state != ENTRY_RETRY && at->state != ENTRY_LOOKUP &&
             now >= at->candidate_by_us) {
-            /* Not after our answer: the other side may take the connection for made. */
+            /* Not after our answer: the other side may take the connection for made. Nor where it
+             * has any time to begin the handshake, as one that is busy has. */
+            bool may_wait = at->state == ENTRY_HANDSHAKE && at->deadline_us == GR_NEVER;
             at->candidate_by_us = GR_NEVER;
-            if (at->auth.out_sent < GR_AUTH_BYTES) {
+            if (at->auth.out_sent < GR_AUTH_BYTES && !may_wait) {
                 (void)try_another(acceptor, at, now);
             }
         }
@@ -841,7 +828,6 @@ bool gr_acceptor_accept(gr_acceptor *acceptor, gr_accepted *accepted_out)
                                           .peer_rank = at->auth.peer_rank,
                                           .rail = at->outgoing ? at->rail : at->auth.peer_rail,
                                           .outgoing = at->outgoing};
-            gr_fork_unguard(at->fd); /* the owner may be one that shares it with a child */
             at->fd = -1;
             at->tls = NULL;
             acceptor->done_count--;
@@ -860,6 +846,18 @@ int64_t gr_acceptor_next_us(const gr_acceptor *acceptor)
 bool gr_acceptor_connecting(const gr_acceptor *acceptor)
 {
     return acceptor->connecting_count > 0;
+}
+
+bool gr_acceptor_promised(const gr_acceptor *acceptor, int32_t peer_rank)
+{
+    for (int i = 0; acceptor->incoming_count > 0 && i < acceptor->incoming_max; i++) {
+        const entry *at = &acceptor->entries[i];
+        if (at->state != ENTRY_FREE && at->auth.checked && !at->waits &&
+            at->auth.peer_rank == peer_rank) {
+            return true;
+        }
+    }
+    return false;
 }
 
 bool gr_acceptor_busy(const gr_acceptor *acceptor)
@@ -897,7 +895,6 @@ static gr_status open_listener(gr_acceptor *acceptor, int at, const char *host, 
 {
     gr_status status = gr_address_listen(host, acceptor->config.ports, acceptor->address[at],
                                          &acceptor->listen_fd[at], diag);
-    gr_fork_guard(acceptor->listen_fd[at]);
     if (status == GR_OK &&
         watch(acceptor, acceptor->listen_fd[at], LISTENER_TAG + (uint64_t)at, EPOLLIN) != GR_OK) {
         status = gr_fail(diag, GR_E_IO, "cannot watch the listener: %s", strerror(errno));
@@ -926,18 +923,20 @@ gr_status gr_acceptor_create(const gr_acceptor_config *config, gr_acceptor **acc
     acceptor->config.listen_host = NULL; /* not used again; it belongs to the caller */
     acceptor->listen_fd[0] = acceptor->listen_fd[1] = -1;
     acceptor->next_us = GR_NEVER;
-    acceptor->logged_us = -LOG_EVERY_US;
     acceptor->incoming_max = incoming;
     acceptor->entry_count = (int)count;
     gr_diag_clear(&acceptor->failure);
     gr_status status = GR_OK;
+    char why[GR_DESCRIPTORS_TEXT_BYTES];
     acceptor->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    int error = errno;
     gr_fork_guard(acceptor->epoll_fd);
     acceptor->secret = gr_secret_keep(config->secret);
     if (acceptor->secret == NULL) {
         status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for a secret");
     } else if (acceptor->epoll_fd < 0) {
-        status = gr_fail(diag, GR_E_IO, "cannot create an epoll: %s", strerror(errno));
+        status =
+            gr_fail(diag, GR_E_IO, "cannot create an epoll: %s", gr_descriptors_error(error, why));
     }
     if (status == GR_OK && config->listen_local) {
         status = open_listener(acceptor, 0, NULL, diag);
@@ -986,7 +985,7 @@ int gr_acceptor_fd(const gr_acceptor *acceptor)
 
 uint64_t gr_acceptor_pending(const gr_acceptor *acceptor)
 {
-    return acceptor->refused_count;
+    return acceptor->refused.total;
 }
 
 uint64_t gr_acceptor_system_calls(const gr_acceptor *acceptor)

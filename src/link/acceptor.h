@@ -44,7 +44,8 @@ enum {
     GR_ACCEPTOR_ADDRESSES_BYTES = 512 + GR_ADDRESS_BYTES /* what a connect takes */
 };
 
-/* An authenticated connection; the fd and the session on it belong to the receiver. */
+/* An authenticated connection; the fd and the session on it belong to the receiver. No forked child
+ * keeps the fd: gr_fork_close closes it, gr_fork_unguard gives it to children as well. */
 typedef struct gr_accepted {
     int fd;
     gr_tls *tls; /* NULL: none */
@@ -64,7 +65,8 @@ int gr_acceptor_fd(const gr_acceptor *acceptor);         /* readable: call progr
 /* Connect to the first of `addresses` (blanks between) where `peer_rank` is to be reached. A host
  * that is a name stands for all its addresses, and is looked up again in each round. Tries
  * again while the other side is busy or closes the connection; gives up at the timeout, or when
- * nobody is at any of them. An address that does not answer is left for the next after a second. */
+ * nobody is at any of them. An address that does not answer is left for the next after a second;
+ * without a timeout it has answered when the connection stands, since the peer may be busy. */
 gr_status gr_acceptor_connect(gr_acceptor *acceptor, int32_t peer_rank, gr_auth_rail rail,
                               const char *addresses, gr_diag *diag) GR_MUST_CHECK;
 
@@ -76,6 +78,10 @@ void gr_acceptor_cancel(gr_acceptor *acceptor, int32_t peer_rank);
  * was to reach. */
 gr_status gr_acceptor_progress(gr_acceptor *acceptor, gr_diag *diag) GR_MUST_CHECK;
 bool gr_acceptor_accept(gr_acceptor *acceptor, gr_accepted *accepted_out);
+
+/* A connection that this peer made was answered, and has not been accepted yet: for the peer it is
+ * made as soon as TLS stands. */
+bool gr_acceptor_promised(const gr_acceptor *acceptor, int32_t peer_rank);
 
 /* Absolute time at which progress must be called even if nothing is readable; GR_NEVER. */
 int64_t gr_acceptor_next_us(const gr_acceptor *acceptor);

@@ -2,6 +2,7 @@
 #include "link/address.h"
 
 #include "base/fail.h"
+#include "base/fork.h"
 #include "base/hash.h"
 #include "link/socket.h"
 
@@ -16,16 +17,14 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <unistd.h>
 
-enum { BACKLOG = 4096, NAME_RANDOM_BYTES = 12 };
+enum {
+    BACKLOG = 4096,
+    NAME_RANDOM_BYTES = 12,
+    PORT_DIGITS_MAX = 5 /* so that of an address that was cut no port is left either */
+};
 
 static const char unix_mark[] = "unix:@", tcp_mark[] = "tcp:";
-
-static int open_socket(int context)
-{
-    return socket(context, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-}
 
 /* The length that makes an abstract name exactly `name`, without trailing zeros. */
 static socklen_t abstract_address(const char *name, struct sockaddr_un *at)
@@ -49,13 +48,13 @@ static gr_status listen_unix(char address_out[GR_ADDRESS_BYTES], int *fd_out, gr
     snprintf(name, sizeof name, "gradus-%s", hex);
     struct sockaddr_un at;
     socklen_t size = abstract_address(name, &at);
-    int fd = open_socket(AF_UNIX);
+    int fd = gr_fork_socket(AF_UNIX);
     if (fd < 0 || bind(fd, (struct sockaddr *)&at, size) != 0 || listen(fd, BACKLOG) != 0) {
         int error = errno;
-        if (fd >= 0) {
-            close(fd);
-        }
-        return gr_fail(diag, GR_E_IO, "cannot listen on a Unix socket: %s", strerror(error));
+        gr_fork_close(fd);
+        char why[GR_DESCRIPTORS_TEXT_BYTES];
+        return gr_fail(diag, GR_E_IO, "cannot listen on a Unix socket: %s",
+                       gr_descriptors_error(error, why));
     }
     snprintf(address_out, GR_ADDRESS_BYTES, "unix:@%s", name);
     *fd_out = fd;
@@ -68,7 +67,7 @@ static int bind_tcp(const struct addrinfo *at, gr_ports ports, bool listens)
     struct sockaddr_storage to = {0};
     memcpy(&to, at->ai_addr, at->ai_addrlen);
     for (int port = ports.first; port <= ports.last; port++) {
-        int fd = open_socket(at->ai_family), one = 1, zero = 0;
+        int fd = gr_fork_socket(at->ai_family), one = 1, zero = 0;
         if (fd < 0) {
             return -1;
         }
@@ -87,7 +86,7 @@ static int bind_tcp(const struct addrinfo *at, gr_ports ports, bool listens)
             return fd;
         }
         int error = errno;
-        close(fd);
+        gr_fork_close(fd);
         errno = error;
         if (error != EADDRINUSE && error != EACCES) {
             return -1;
@@ -104,7 +103,9 @@ static gr_status no_listener(const char *host, gr_ports ports, int error, gr_dia
                        "rank, each task of --roles and the coordinator need one",
                        host, ports.first, ports.last, error == EACCES ? "permitted" : "free");
     }
-    return gr_fail(diag, GR_E_IO, "cannot listen on host \"%s\": %s", host, strerror(error));
+    char why[GR_DESCRIPTORS_TEXT_BYTES];
+    return gr_fail(diag, GR_E_IO, "cannot listen on host \"%s\": %s", host,
+                   gr_descriptors_error(error, why));
 }
 
 static gr_status listen_tcp(const char *host, gr_ports ports, char address_out[GR_ADDRESS_BYTES],
@@ -129,9 +130,7 @@ static gr_status listen_tcp(const char *host, gr_ports ports, char address_out[G
         getnameinfo((struct sockaddr *)&at, size, numeric, sizeof numeric, port, sizeof port,
                     NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
         error = errno;
-        if (fd >= 0) {
-            close(fd);
-        }
+        gr_fork_close(fd);
         return no_listener(host, ports, error, diag);
     }
     bool six = strchr(numeric, ':') != NULL;
@@ -165,13 +164,12 @@ gr_status gr_address_reserve(gr_ports ports, int *fd_out, uint16_t *port_out, gr
     if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) != 0 ||
         fcntl(fd, F_SETFD, 0) != 0 || getsockname(fd, (struct sockaddr *)&at, &size) != 0) {
         int error = errno;
-        if (fd >= 0) {
-            close(fd);
-        }
+        gr_fork_close(fd);
         return no_listener("*", ports, error, diag);
     }
     *port_out = at.ss_family == AF_INET6 ? ntohs(((struct sockaddr_in6 *)&at)->sin6_port)
                                          : ntohs(((struct sockaddr_in *)&at)->sin_port);
+    gr_fork_unguard(fd);
     *fd_out = fd;
     return GR_OK;
 }
@@ -213,15 +211,11 @@ bool gr_address_next(const char *addresses, size_t *at, char address_out[GR_ADDR
 static gr_status connect_socket(int context, const struct sockaddr *at, socklen_t size,
                                 const char *address, int *fd_out, gr_diag *diag)
 {
-    int fd = open_socket(context);
-    if (fd < 0 && errno == EMFILE) {
-        return gr_fail(diag, GR_E_IO,
-                       "cannot open a socket for %s: this process has %lld files open, which is "
-                       "its limit: raise it (ulimit -n)",
-                       address, (long long)gr_descriptors_limit());
-    }
+    int fd = gr_fork_socket(context);
     if (fd < 0) {
-        return gr_fail(diag, GR_E_IO, "cannot open a socket for %s: %s", address, strerror(errno));
+        char why[GR_DESCRIPTORS_TEXT_BYTES];
+        return gr_fail(diag, GR_E_IO, "cannot open a socket for %s: %s", address,
+                       gr_descriptors_error(errno, why));
     }
     if (context != AF_UNIX) {
         int one = 1;
@@ -236,7 +230,7 @@ static gr_status connect_socket(int context, const struct sockaddr *at, socklen_
         *fd_out = fd;
         return GR_PENDING;
     }
-    close(fd);
+    gr_fork_close(fd);
     if (error == EAGAIN || error == EINTR) {
         return gr_fail(diag, GR_E_AGAIN, "%s is busy", address);
     }
@@ -251,9 +245,11 @@ static gr_status connect_socket(int context, const struct sockaddr *at, socklen_
 
 static gr_status malformed(const char *address, gr_diag *diag)
 {
-    return gr_fail(diag, GR_E_INVALID,
-                   "\"%.*s\" is not an address; one reads tcp:HOST:PORT or unix:@NAME",
-                   GR_ADDRESS_BYTES, address);
+    return gr_fail(
+        diag, GR_E_INVALID,
+        "\"%.*s\" is not an address; one reads tcp:HOST:PORT, with a port of 1 to 65535, "
+        "or unix:@NAME",
+        GR_ADDRESS_BYTES, address);
 }
 
 bool gr_address_split(const char *text, char host_out[GR_HOST_BYTES], const char **port_out)
@@ -274,9 +270,14 @@ bool gr_address_split(const char *text, char host_out[GR_HOST_BYTES], const char
 /* The host and the port of "tcp:HOST:PORT"; false: it is not of that form. */
 static bool split_tcp(const char *address, char host_out[GR_HOST_BYTES], const char **port_out)
 {
-    return strncmp(address, tcp_mark, strlen(tcp_mark)) == 0 &&
-           gr_address_split(address + strlen(tcp_mark), host_out, port_out) &&
-           host_out[0] != '\0' && strspn(*port_out, "0123456789") == strlen(*port_out);
+    if (strncmp(address, tcp_mark, strlen(tcp_mark)) != 0 ||
+        !gr_address_split(address + strlen(tcp_mark), host_out, port_out) || host_out[0] == '\0') {
+        return false;
+    }
+    size_t digits = strspn(*port_out, "0123456789");
+    bool short_number = digits <= PORT_DIGITS_MAX && (*port_out)[digits] == '\0';
+    long port = short_number ? strtol(*port_out, NULL, 10) : 0;
+    return port >= 1 && port <= UINT16_MAX;
 }
 
 /* Never blocks: no name is looked up. */

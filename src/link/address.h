@@ -9,6 +9,9 @@
 
 #include <sys/socket.h>
 
+/* No forked child keeps a descriptor of gr_address_listen and gr_address_connect (base/fork.h):
+ * gr_fork_close closes it. */
+
 /* A non-blocking listening socket on one of `ports` (host given; "*": all addresses of this host)
  * or under a random abstract name (host NULL), and its address. */
 gr_status gr_address_listen(const char *host, gr_ports ports, char address_out[GR_ADDRESS_BYTES],

@@ -3,6 +3,7 @@
 
 #include "base/config.h"
 #include "base/fail.h"
+#include "base/fork.h"
 #include "base/hash.h"
 #include "link/address.h"
 
@@ -304,7 +305,7 @@ static void send_and_close(int fd, const uint8_t *garbage, size_t connection)
 {
     size_t size = GARBAGE_BYTES * connection / CONNECTIONS;
     (void)!send(fd, garbage, size, MSG_DONTWAIT | MSG_NOSIGNAL);
-    close(fd);
+    gr_fork_close(fd);
 }
 
 void gr_fault_send_garbage_to(const char *address)

@@ -5,6 +5,7 @@
 #include "base/fork.h"
 #include "base/memory.h"
 #include "link/frame.h"
+#include "link/socket.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -205,7 +206,7 @@ void gr_link_aborted(gr_link *link, const gr_frame *frame, const char *text)
     char clean[GR_FRAME_ABORT_MAX + 1];
     size_t size = clean_text(frame, text, clean);
     gr_status status = (gr_status)(int32_t)(0 - frame->message);
-    if (gr_status_scope(status) < GR_SCOPE_COMM) {
+    if (gr_status_scope(status) < GR_SCOPE_COMM || !gr_status_is_known(status)) {
         status = link->mesh->dynamic_peers ? GR_E_PEER_LOST : GR_E_COMM_BROKEN;
     }
     gr_link_break(link, false, status, "%s",
@@ -376,11 +377,10 @@ static void add_connection(gr_mesh *mesh, const gr_accepted *accepted, int64_t n
         (mesh->on_demand && (link->state != GR_LINK_ATTACHING ||
                              !gr_mesh_take_connection(link, accepted->rail, accepted->outgoing)))) {
         gr_tls_destroy(accepted->tls);
-        close(accepted->fd);
+        gr_fork_close(accepted->fd);
         return;
     }
     *gr_link_fd(link, index) = accepted->fd;
-    gr_fork_guard(accepted->fd);
     link->tls[index] = accepted->tls;
     link->rails_here++;
     if (watch(mesh, accepted->fd, (uint64_t)peer | (uint64_t)index << TAG_RAIL_SHIFT,
@@ -663,10 +663,13 @@ static gr_status open_sockets(gr_mesh *mesh, gr_diag *diag)
 {
     mesh->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     mesh->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int error = errno; /* of the second, if any: what the first lacks the second lacks as well */
     gr_fork_guard(mesh->epoll_fd);
     gr_fork_guard(mesh->wake_fd);
     if (mesh->epoll_fd < 0 || mesh->wake_fd < 0) {
-        return gr_fail(diag, GR_E_IO, "cannot create an epoll and an eventfd: %s", strerror(errno));
+        char why[GR_DESCRIPTORS_TEXT_BYTES];
+        return gr_fail(diag, GR_E_IO, "cannot create an epoll and an eventfd: %s",
+                       gr_descriptors_error(error, why));
     }
     gr_status status = watch(mesh, mesh->wake_fd, TAG_WAKE, EPOLLIN, diag);
     if (status == GR_OK) {

@@ -159,9 +159,9 @@ void gr_link_break(gr_link *link, bool drain, gr_status status, const char *form
 /* The peer sent BYE: the link ends, but that is no failure of the mesh. */
 void gr_link_left(gr_link *link);
 /* The peer sent ABORT: its communicator failed with this sentence (frame->size_bytes), with status
- * -frame->message, because of rank frame->segment. The link's status is that status if it is one of
- * a communicator, else GR_E_COMM_BROKEN: the failure is not this peer's; or, where peers are
- * dynamic peers, GR_E_PEER_LOST: no communicator is broken. */
+ * -frame->message, because of rank frame->segment. The link's status is that status if it is a
+ * known one of a communicator, else GR_E_COMM_BROKEN: the failure is not this peer's; or, where
+ * peers are dynamic peers, GR_E_PEER_LOST: no communicator is broken. */
 void gr_link_aborted(gr_link *link, const gr_frame *frame, const char *text);
 /* End of file on the socket, or an error of it (errno; 0: end of file). */
 void gr_link_closed(gr_link *link, int error);

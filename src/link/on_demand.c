@@ -14,10 +14,11 @@
  *
  * Both sides may begin to connect at once. Then the connection of the higher rank counts: the lower
  * rank accepts it and gives its own up, and the higher rank keeps the other one waiting until its
- * own is through or has failed. Whether a peer answers soon is not known, since it answers only
- * while it is inside the library: a connection has no time limit of its own, and the operation that
- * needs it has one. A peer that is gone refuses it, or whoever knows better says so
- * (gr_mesh_peer_gone). */
+ * own is through or has failed. A peer's connection that was answered comes before one that is not
+ * begun: with TLS the peer takes it for a link before this side does. Whether a peer answers soon
+ * is not known, since it answers only while it is inside the library: a connection has no time
+ * limit of its own, and the operation that needs it has one. A peer that is gone refuses it, or
+ * whoever knows better says so (gr_mesh_peer_gone). */
 
 #include "base/fail.h"
 #include "link/mesh.h"
@@ -71,7 +72,8 @@ void gr_mesh_connect_waiting(gr_link *link, int64_t now)
 {
     gr_diag diag = {0};
     gr_peer_route route;
-    if (link->connecting || link->rails_here > 0 || now < link->by_us) {
+    if (link->connecting || link->rails_here > 0 || now < link->by_us ||
+        gr_acceptor_promised(link->mesh->acceptor, link->peer)) {
         return;
     }
     if (link->mesh->router(link->mesh->router_arg, link->peer, &route, &diag) == GR_OK) {

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "link/socket.h"
 
+#include "base/text.h"
+
+#include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -78,4 +82,17 @@ int64_t gr_descriptors_raise(int64_t wanted)
         (void)setrlimit(RLIMIT_NOFILE, &limit);
     }
     return gr_descriptors_limit();
+}
+
+const char *gr_descriptors_error(int error, char text_out[GR_DESCRIPTORS_TEXT_BYTES])
+{
+    char words[GR_ERRNO_TEXT_BYTES];
+    if (error == EMFILE) {
+        snprintf(text_out, GR_DESCRIPTORS_TEXT_BYTES,
+                 "this process has %lld files open, which is its limit: raise it (ulimit -n)",
+                 (long long)gr_descriptors_limit());
+    } else {
+        snprintf(text_out, GR_DESCRIPTORS_TEXT_BYTES, "%s", gr_text_errno(error, words));
+    }
+    return text_out;
 }

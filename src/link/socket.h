@@ -25,4 +25,8 @@ bool gr_socket_same_host(int fd);
 int64_t gr_descriptors_raise(int64_t wanted);
 int64_t gr_descriptors_limit(void); /* the limit that holds */
 
+/* What errno says; where it is that limit, also what to do. Returns text_out. */
+enum { GR_DESCRIPTORS_TEXT_BYTES = 160 };
+const char *gr_descriptors_error(int error, char text_out[GR_DESCRIPTORS_TEXT_BYTES]);
+
 #endif

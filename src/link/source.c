@@ -7,7 +7,11 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { WINDOW_US = 1000000 };
+enum {
+    WINDOW_US = 1000000,
+    LOG_EVERY_US = 1000000, /* and then... */
+    LOG_MANY = 16           /* ...only of so many: one may be an honest peer's second thought */
+};
 #define IPV4_MARK (UINT64_C(0xffff) << 32) /* no network of IPv6 begins with four zero bytes */
 
 static gr_source of_ipv4(const uint8_t at[4])
@@ -63,6 +67,24 @@ void gr_source_count(gr_source_counts *counts, gr_source source, int64_t now_us)
         counts->at[place].count = 0;
     }
     counts->at[place].count++;
+    counts->total++;
+}
+
+void gr_source_log(gr_source_counts *counts, gr_source source, int64_t now_us, const gr_log *log,
+                   const char *address, const char *why)
+{
+    char text[GR_SOURCE_TEXT_BYTES];
+    uint64_t news = counts->total - counts->logged;
+    gr_source_text(source, text);
+    gr_log_write(log, GR_LOG_DEBUG, "link", "closed a connection from %s: %s", text, why);
+    if (news >= LOG_MANY && (counts->logged == 0 || now_us - counts->logged_us >= LOG_EVERY_US)) {
+        gr_log_write(log, GR_LOG_WARN, "link",
+                     "%llu connections to %s were refused, the last from %s: they do not prove "
+                     "that they belong to the job",
+                     (unsigned long long)news, address, text);
+        counts->logged = counts->total;
+        counts->logged_us = now_us;
+    }
 }
 
 uint32_t gr_source_counted(const gr_source_counts *counts, gr_source source, int64_t now_us)

@@ -5,6 +5,8 @@
 /* Where unauthenticated peers come from, so that those of one host get no more than a part of
  * what an acceptor can give. */
 
+#include "base/log.h"
+
 #include <stdint.h>
 #include <sys/socket.h>
 
@@ -24,9 +26,14 @@ typedef struct gr_source_counts {
         int64_t since_us;
         uint32_t count;
     } at[GR_SOURCES_COUNTED];
+    uint64_t total, logged; /* of all sources and all time; of them: the log has told of */
+    int64_t logged_us;
 } gr_source_counts;
 
 void gr_source_count(gr_source_counts *counts, gr_source source, int64_t now_us);
+/* Tells the log of the one that was counted last, and once a second of all, if they are many. */
+void gr_source_log(gr_source_counts *counts, gr_source source, int64_t now_us, const gr_log *log,
+                   const char *address, const char *why);
 uint32_t gr_source_counted(const gr_source_counts *counts, gr_source source, int64_t now_us);
 
 #endif

@@ -227,6 +227,59 @@ static void fifo_takes_the_bytes_and_stays(void **state)
     close(fd);
 }
 
+/* A file that somebody else has written into, as by ">> log". */
+static void file_of_an_own_descriptor_is_written_on(void **state)
+{
+    static const char *const folders[] = {"/dev/fd", "/proc/self/fd", NULL}; /* NULL: by a link */
+    char path[PATH_MAX], link_path[PATH_MAX], name[64];
+    gr_diag diag = {0};
+    support_path(*state, "log", path);
+    support_path(*state, "link", link_path);
+    for (int appends = 0; appends < 2; appends++) {
+        for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++) {
+            char *data;
+            size_t size;
+            int fd = open(path, O_RDWR | O_CREAT | O_TRUNC | (appends ? O_APPEND : 0), 0600);
+            assert_true(fd >= 0);
+            assert_int_equal(write(fd, "before ", 7), 7);
+            snprintf(name, sizeof name, "%s/%d", folders[i] ? folders[i] : folders[0], fd);
+            (void)unlink(link_path);
+            assert_int_equal(symlink(name, link_path), 0);
+            assert_int_equal(gr_file_replace(folders[i] ? name : link_path, "now ", 4, &diag),
+                             GR_OK);
+            assert_int_equal(write(fd, "behind", 6), 6);
+            close(fd);
+            assert_int_equal(gr_file_read(path, 100, &data, &size, &diag), GR_OK);
+            assert_string_equal(data, "before now behind");
+            free(data);
+        }
+    }
+    assert_int_equal(count_entries(*state), 2);
+}
+
+static void file_of_the_longest_name_is_replaced(void **state)
+{
+    char path[PATH_MAX], name[NAME_MAX + 1];
+    gr_diag diag = {0};
+    for (int size = 230; size <= NAME_MAX; size++) {
+        char *data;
+        size_t got;
+        memset(name, 0, sizeof name);
+        for (int i = 0; i < size; i++) { /* characters of two bytes, cut at either */
+            name[i] = (size - i) % 2 == 0 ? '\xc3' : i == 0 ? 'x' : '\xa4';
+        }
+        support_path(*state, name, path);
+        for (int round = 0; round < 2; round++) { /* new, and there already */
+            assert_int_equal(gr_file_replace(path, "x", 1, &diag), GR_OK);
+        }
+        assert_int_equal(gr_file_read(path, 1, &data, &got, &diag), GR_OK);
+        assert_int_equal(got, 1);
+        free(data);
+        assert_int_equal(unlink(path), 0);
+    }
+    assert_int_equal(count_entries(*state), 0);
+}
+
 static void file_in_an_unwritable_folder_is_refused_with_its_name(void **state)
 {
     (void)state;
@@ -313,6 +366,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(file_replace_that_fails_leaves_the_old_file,
                                         support_setup_folder, support_teardown_folder),
         cmocka_unit_test_setup_teardown(fifo_takes_the_bytes_and_stays, support_setup_folder,
+                                        support_teardown_folder),
+        cmocka_unit_test_setup_teardown(file_of_an_own_descriptor_is_written_on,
+                                        support_setup_folder, support_teardown_folder),
+        cmocka_unit_test_setup_teardown(file_of_the_longest_name_is_replaced, support_setup_folder,
                                         support_teardown_folder),
         cmocka_unit_test(file_in_an_unwritable_folder_is_refused_with_its_name),
         cmocka_unit_test_setup_teardown(dir_create_without_parents_creates_them,

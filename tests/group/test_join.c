@@ -3,6 +3,7 @@
 /* Ranks meet at a coordinator, each in a process of its own. The parent is the launcher. */
 
 #include "base/arena.h"
+#include "base/fork.h"
 #include "base/hash.h"
 #include "group/group.h"
 #include "group/message.h"
@@ -408,7 +409,7 @@ static void test_ports(void **state)
     snprintf(ports, sizeof ports, "%s", strrchr(address, ':') + 1);
     order o = {.rank = 0, .world_size = 2, .link = 2, .timeout_us = PATIENCE_US, .ports = ports};
     expect_refused(&o, 2, GR_E_IO, "GRADUS_PORTS");
-    close(fd);
+    gr_fork_close(fd);
     o.ports = "70000";
     expect_refused(&o, 2, GR_E_INVALID, "40000-40100");
     o.ports = "50-40";
@@ -454,7 +455,7 @@ static void test_garbage_disturbs_nobody(void **state)
         }
         for (int i = 0; i < CONNECTIONS; i++) {
             if (fds[i] >= 0) {
-                close(fds[i]);
+                gr_fork_close(fds[i]);
             }
         }
         gr_coordinator_destroy(coordinator);
@@ -559,8 +560,8 @@ static void flood_of_a_member_ends_that_member(void **state)
     assert_int_equal(gr_message_get_fail(body, body_bytes, &failure, NULL), GR_OK);
     assert_int_equal(failure.peer_rank, 0);
     assert_non_null(strstr(failure.text, "more messages than a rank has to"));
-    close(flooder);
-    close(other);
+    gr_fork_close(flooder);
+    gr_fork_close(other);
     gr_coordinator_destroy(coordinator);
 }
 
@@ -618,7 +619,7 @@ static void test_renewing_again_and_again_is_no_flood(void **state)
     read_until(coordinator, fd, GR_MESSAGE_MEMBERS, &assignment);
     put(fd, message, gr_message_put_ready(assignment.generation, message));
     put(other, message, gr_message_put_ready(assignment.generation, message));
-    close(other); /* from now on rank 0 is alone */
+    gr_fork_close(other); /* from now on rank 0 is alone */
     for (int i = 0; i < TIMES; i++) {
         put(fd, message, gr_message_put_empty(GR_MESSAGE_RENEW, message));
         read_until(coordinator, fd, GR_MESSAGE_ASSIGN, &assignment);
@@ -628,7 +629,7 @@ static void test_renewing_again_and_again_is_no_flood(void **state)
         read_until(coordinator, fd, GR_MESSAGE_MEMBERS, &assignment);
         put(fd, message, gr_message_put_ready(assignment.generation, message));
     }
-    close(fd);
+    gr_fork_close(fd);
     gr_coordinator_destroy(coordinator);
 }
 

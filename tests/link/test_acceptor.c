@@ -3,6 +3,7 @@
 /* What one source of unauthenticated peers can take of an acceptor, and what an acceptor tells
  * of those it cannot reach: on a clock of the test's own. */
 
+#include "base/fork.h"
 #include "link/acceptor.h"
 #include "link/address.h"
 #include "link/source.h"
@@ -22,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 enum { PLACES = 8, PATIENCE_MS = 10000, TOLD_BYTES = 300 };
@@ -134,6 +136,38 @@ static void test_a_flood_costs_no_handshakes(void **state)
     gr_acceptor_destroy(g.acceptor);
 }
 
+static void acceptor_without_descriptors_warns_once_a_second_and_goes_on(void **state)
+{
+    enum { TURN_US = 20000, SECONDS = 3 };
+    guarded g;
+    struct rlimit old, none;
+    struct sockaddr_in to = {.sin_family = AF_INET};
+    (void)state;
+    guard(&g);
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    to.sin_port = htons((uint16_t)atoi(strrchr(gr_acceptor_address(g.acceptor), ':') + 1));
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), unused = dup(fd);
+    assert_true(fd >= 0 && unused >= 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
+    close(unused);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
+    none = (struct rlimit){(rlim_t)unused, old.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    for (int turn = 0; turn < SECONDS * 1000000 / TURN_US; turn++) {
+        assert_int_equal(gr_acceptor_progress(g.acceptor, NULL), GR_OK);
+        g.now_us += TURN_US;
+    }
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
+    assert_int_equal(g.logged, SECONDS);
+    assert_non_null(strstr(g.last, "(ulimit -n)"));
+    while (!gr_acceptor_busy(g.acceptor)) {
+        assert_int_equal(gr_acceptor_progress(g.acceptor, NULL), GR_OK);
+        g.now_us += TURN_US;
+    }
+    close(fd);
+    gr_acceptor_destroy(g.acceptor);
+}
+
 /* As many as do not lead anywhere, each by a call of its own. */
 static void test_each_failed_dial_is_told(void **state)
 {
@@ -168,6 +202,48 @@ static void test_each_failed_dial_is_told(void **state)
     assert_int_equal(logged, 2 * ((1 << DIALS) - 1));
     assert_true(now_us < 1000000 + config.timeout_us / 2);
     gr_acceptor_destroy(acceptor);
+}
+
+/* It has several addresses, and is not inside the library: nothing is closed meanwhile, which it
+ * would take for unauthenticated peers. */
+static void acceptor_busy_peer_of_several_addresses_is_waited_for(void **state)
+{
+    static const uint8_t secret[GR_SECRET_BYTES] = {1};
+    guarded g;
+    gr_acceptor *caller;
+    gr_accepted here = {.fd = -1}, there = {.fd = -1};
+    char addresses[2 * GR_ADDRESS_BYTES];
+    (void)state;
+    guard(&g);
+    const gr_acceptor_config config = {.rank = 1,
+                                       .secret = secret,
+                                       .half_open_max = 1,
+                                       .outgoing_max = 1,
+                                       .timeout_us = 5000000,
+                                       .connect_timeout_us = GR_NEVER,
+                                       .clock = gr_clock_simulated(&g.now_us)};
+    assert_int_equal(gr_acceptor_create(&config, &caller, NULL), GR_OK);
+    snprintf(addresses, sizeof addresses, "%s %s", gr_acceptor_address(g.acceptor),
+             gr_acceptor_address(g.acceptor));
+    assert_int_equal(gr_acceptor_connect(caller, 0, (gr_auth_rail){.count = 1}, addresses, NULL),
+                     GR_OK);
+    for (int turn = 0; turn < 30; turn++) {
+        struct pollfd at = {.fd = gr_acceptor_fd(caller), .events = POLLIN};
+        (void)poll(&at, 1, turn == 0 ? PATIENCE_MS : 0); /* connected */
+        assert_int_equal(gr_acceptor_progress(caller, NULL), GR_OK);
+        g.now_us += 1000000;
+    }
+    while (here.fd < 0 || there.fd < 0) {
+        assert_int_equal(gr_acceptor_progress(g.acceptor, NULL), GR_OK);
+        assert_int_equal(gr_acceptor_progress(caller, NULL), GR_OK);
+        (void)(here.fd < 0 && gr_acceptor_accept(caller, &here));
+        (void)(there.fd < 0 && gr_acceptor_accept(g.acceptor, &there));
+    }
+    assert_int_equal(gr_acceptor_pending(g.acceptor), 0);
+    gr_fork_close(here.fd);
+    gr_fork_close(there.fd);
+    gr_acceptor_destroy(caller);
+    gr_acceptor_destroy(g.acceptor);
 }
 
 /* ---- Names ----------------------------------------------------------------------------------- */
@@ -253,8 +329,8 @@ static gr_status named_call(named *n, gr_diag *diag)
         called = called || gr_acceptor_accept(n->caller, &here);
         answered = answered || gr_acceptor_accept(n->listener, &there);
     }
-    close(here.fd);
-    close(there.fd);
+    gr_fork_close(here.fd);
+    gr_fork_close(there.fd);
     return status;
 }
 
@@ -327,7 +403,7 @@ static void acceptor_slow_name_server_blocks_nothing(void **state)
         assert_int_equal(gr_acceptor_progress(n.listener, NULL), GR_OK);
         assert_int_equal(gr_acceptor_progress(n.caller, NULL), GR_OK);
     }
-    close(here.fd);
+    gr_fork_close(here.fd);
     assert_int_equal(atomic_load(&n.names.asked), 0);
     named_close(&n);
     assert_int_equal(sem_post(&wait), 0);
@@ -382,7 +458,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_source_has_its_share_of_places),
         cmocka_unit_test(test_a_flood_costs_no_handshakes),
+        cmocka_unit_test(acceptor_without_descriptors_warns_once_a_second_and_goes_on),
         cmocka_unit_test(test_each_failed_dial_is_told),
+        cmocka_unit_test(acceptor_busy_peer_of_several_addresses_is_waited_for),
         cmocka_unit_test(acceptor_all_addresses_of_a_name_are_tried),
         cmocka_unit_test(acceptor_longest_name_is_looked_up_whole),
         cmocka_unit_test(acceptor_name_with_nobody_there_fails_and_names_the_address),

@@ -2,6 +2,7 @@
 
 /* A process that forks a child which does not exec: the child is no member of the job. */
 
+#include "sanitized.h"
 #include "support_pair.h"
 
 #include <setjmp.h>
@@ -9,10 +10,13 @@
 #include <stdlib.h>
 
 #include <cmocka.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -181,6 +185,58 @@ static void test_child_keeps_no_descriptor_of_its_parent(void **unused)
     pair_close(&p);
 }
 
+typedef struct forker {
+    atomic_bool stop;
+    atomic_int forks;
+    int keeping; /* children that have a TCP socket of their parent */
+} forker;
+
+static int keeps_a_tcp_socket(void)
+{
+    for (int fd = 3; fd < 256; fd++) {
+        int domain = 0;
+        socklen_t size = sizeof domain;
+        if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain == AF_INET) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static void *fork_again_and_again(void *arg)
+{
+    forker *f = arg;
+    while (!atomic_load(&f->stop)) {
+        int status = 0;
+        pid_t pid = fork();
+        if (pid == 0) {
+            _exit(keeps_a_tcp_socket());
+        }
+        if (pid < 0 || waitpid(pid, &status, 0) != pid || status != 0) {
+            f->keeping++;
+        }
+        atomic_fetch_add(&f->forks, 1);
+    }
+    return NULL;
+}
+
+static void fork_while_links_come_and_go_keeps_no_socket(void **unused)
+{
+    (void)unused;
+    enum { FORKS = THOROUGH(1000) };
+    forker f = {.keeping = 0};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, fork_again_and_again, &f), 0);
+    while (atomic_load(&f.forks) < FORKS) {
+        pair p;
+        pair_open(&p, GR_LINK_TCP);
+        pair_close(&p);
+    }
+    atomic_store(&f.stop, true);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(f.keeping, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -188,6 +244,7 @@ int main(void)
         cmocka_unit_test(test_child_that_destroys_says_no_goodbye_for_its_parent),
         cmocka_unit_test(test_child_that_uses_its_parents_mesh_is_refused),
         cmocka_unit_test(test_child_keeps_no_descriptor_of_its_parent),
+        cmocka_unit_test(fork_while_links_come_and_go_keeps_no_socket),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -581,6 +581,7 @@ static void test_shm_forged_descriptors(void **state)
          .place = GR_SHM_WHOLE,
          .size_bytes = 400,
          .payload.far.offset = UINT64_MAX},
+        {.kind = GR_FRAME_ABORT, .place = GR_SHM_PIECE, .size_bytes = 400, .message = 45},
     };
     for (size_t i = 0; i < sizeof forged / sizeof forged[0]; i++) {
         forger f;
@@ -591,6 +592,24 @@ static void test_shm_forged_descriptors(void **state)
         }
         forge(&f, slot);
         expect_failure(&f.h, GR_E_PROTOCOL, "rank 1 sent");
+        forger_close(&f);
+    }
+}
+
+static void shm_abort_with_an_unknown_status_breaks_the_communicator(void **state)
+{
+    const uint32_t statuses[] = {45, 1000, INT32_MAX, (uint32_t)INT32_MIN};
+    (void)state;
+    for (size_t i = 0; i < sizeof statuses / sizeof statuses[0]; i++) {
+        forger f;
+        forger_open(&f);
+        forge(&f, (gr_shm_slot){.kind = GR_FRAME_ABORT,
+                                .place = GR_SHM_INLINE,
+                                .message = statuses[i],
+                                .segment = 1,
+                                .size_bytes = 3,
+                                .payload.bytes = "why"});
+        expect_failure(&f.h, GR_E_COMM_BROKEN, "why");
         forger_close(&f);
     }
 }
@@ -803,6 +822,7 @@ int main(void)
         cmocka_unit_test(test_streams_that_do_not_come),
         cmocka_unit_test(test_garbage_on_a_stream),
         cmocka_unit_test(test_shm_forged_descriptors),
+        cmocka_unit_test(shm_abort_with_an_unknown_status_breaks_the_communicator),
         cmocka_unit_test(test_shm_forged_pieces),
         cmocka_unit_test(test_shm_forged_counters),
         cmocka_unit_test(test_shm_bad_files),

@@ -2,6 +2,7 @@
 
 /* One mesh with links of both kinds: memory to a peer on the host, sockets to one elsewhere. */
 
+#include "base/fork.h"
 #include "link/address.h"
 #include "link/mesh.h"
 #include "support_pair.h"
@@ -266,7 +267,7 @@ static void test_unauthenticated_peers(void **state)
         assert_non_null(t.link[peer]);
     }
     for (int i = 0; i < PEERS; i++) {
-        close(fds[i]);
+        gr_fork_close(fds[i]);
     }
     trio_close(&t);
 }

@@ -41,7 +41,7 @@ static gr_status find_route(void *arg, int peer, gr_peer_route *route_out, gr_di
 
 static void team_open(team *t, gr_link_kind kind, int rails)
 {
-    *t = (team){.kind = kind, .rails = rails, .now_us = 1000000};
+    *t = (team){.kind = (gr_link_kind)(kind & 0xff), .rails = rails, .now_us = 1000000};
     for (int i = 0; i < MEMBERS; i++) {
         gr_mesh_config config = test_config(kind, i, MEMBERS);
         config.rails_max = rails;
@@ -161,6 +161,33 @@ static void on_demand_both_begin_at_different_times(void **unused)
     }
 }
 
+/* For the rank that connects a connection with TLS is made before the other rank has all of it. */
+static void on_demand_answered_connection_comes_before_a_new_one(void **unused)
+{
+    (void)unused;
+    for (int i = 0; i < 4; i++) {
+        team t;
+        gr_diag diag = {0};
+        bool fails = i % 2 == 1;
+        team_open(&t, (gr_link_kind)(GR_LINK_TCP | TCP_ENCRYPTED), i < 2 ? 1 : 3);
+        gr_link *a = gr_mesh_open_link(t.mesh[1], 2, true);
+        for (int turn = 0; !gr_acceptor_promised(t.mesh[2]->acceptor, 1); turn++) {
+            assert_true(turn < TURNS_MAX);
+            assert_int_equal(gr_mesh_progress(t.mesh[turn % 2 ? 2 : 1], &diag), GR_OK);
+            t.now_us += STEP_US;
+        }
+        gr_link *b = gr_mesh_open_link(t.mesh[2], 1, true);
+        assert_false(b->connecting);
+        if (fails) { /* then it is this side's turn, after all */
+            gr_acceptor_cancel(t.mesh[1]->acceptor, 2);
+        }
+        await_up(&t, a, b);
+        send_number(&t, a, b, 1);
+        send_number(&t, b, a, 2);
+        team_close(&t);
+    }
+}
+
 static void on_demand_one_side_begins_whatever_its_rank(void **unused)
 {
     (void)unused;
@@ -259,6 +286,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(on_demand_both_begin_and_one_link_comes_up),
         cmocka_unit_test(on_demand_both_begin_at_different_times),
+        cmocka_unit_test(on_demand_answered_connection_comes_before_a_new_one),
         cmocka_unit_test(on_demand_one_side_begins_whatever_its_rank),
         cmocka_unit_test(on_demand_side_that_waits_connects_in_the_end),
         cmocka_unit_test(on_demand_peer_that_is_gone_ends_the_link_with_a_sentence),

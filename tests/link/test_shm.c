@@ -17,6 +17,8 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -262,6 +264,64 @@ static void test_what_is_shared(void **state)
     close(pipe_fd[1]);
 }
 
+/* In a child whose files have at most so many bytes: the heap's MiB; 101: refused with a sentence
+ * that names the limit. */
+static int heap_mib_with_files_of(size_t file_bytes)
+{
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        gr_shm_segment segment;
+        gr_diag diag = {0};
+        const struct rlimit limit = {file_bytes, file_bytes};
+        if (setrlimit(RLIMIT_FSIZE, &limit) != 0) {
+            _exit(100);
+        }
+        gr_status status = gr_shm_segment_create(0, 2, (size_t)1 << 30, &segment, &diag);
+        if (status != GR_OK) {
+            _exit(status == GR_E_IO && strstr(diag.text, "(ulimit -f)") != NULL ? 101 : 102);
+        }
+        _exit((int)((segment.size_bytes - segment.heap_offset) >> 20));
+    }
+    return helper_end(pid);
+}
+
+static void shm_file_is_no_larger_than_the_limit_on_files(void **state)
+{
+    gr_shm_segment segment;
+    (void)state;
+    assert_int_equal(gr_shm_segment_create(0, 2, 0, &segment, NULL), GR_OK);
+    size_t heap_offset = segment.heap_offset;
+    gr_shm_segment_close(&segment);
+    assert_int_equal(heap_mib_with_files_of(heap_offset + ((size_t)5 << 20) + 100), 5);
+    assert_int_equal(heap_mib_with_files_of(heap_offset + ((size_t)1 << 20)), 101);
+    assert_int_equal(heap_mib_with_files_of(4096), 101);
+}
+
+static void shm_file_that_finds_no_descriptor_is_no_fault_of_the_peer(void **state)
+{
+    int pair_fd[2];
+    struct rlimit old, none;
+    gr_shm_segment own, theirs;
+    gr_diag diag = {0};
+    (void)state;
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair_fd), 0);
+    assert_int_equal(gr_shm_segment_create(0, 2, 4096, &own, NULL), GR_OK);
+    assert_int_equal(gr_shm_segment_give(pair_fd[0], &own, 0, 2, NULL), GR_OK);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
+    int unused = dup(0);
+    close(unused);
+    none = (struct rlimit){(rlim_t)unused, old.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    gr_status status = gr_shm_segment_take(pair_fd[1], 0, 2, &theirs, &diag);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
+    assert_int_equal(status, GR_E_IO);
+    assert_non_null(strstr(diag.text, "(ulimit -n)"));
+    gr_shm_segment_close(&own);
+    close(pair_fd[0]);
+    close(pair_fd[1]);
+}
+
 /* Two that count in turns, in words of their areas, and sleep in between. */
 enum { TURNS = 400 };
 
@@ -331,6 +391,8 @@ int main(void)
         cmocka_unit_test(test_stage_wraps),
         cmocka_unit_test(test_heap),
         cmocka_unit_test(test_file_is_sealed),
+        cmocka_unit_test(shm_file_is_no_larger_than_the_limit_on_files),
+        cmocka_unit_test(shm_file_that_finds_no_descriptor_is_no_fault_of_the_peer),
         cmocka_unit_test(test_what_is_shared),
         cmocka_unit_test(test_shm_wake_peer_wakes_poll_hook),
     };

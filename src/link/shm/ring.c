@@ -326,6 +326,7 @@ static bool load_slot(gr_shm_link *link, uint64_t index, gr_shm_slot *copy)
                       diag.text);
     } else if ((!far && copy->place != GR_SHM_INLINE) ||
                (!far && copy->size_bytes > GR_SHM_INLINE_MAX) ||
+               (copy->place == GR_SHM_PIECE && copy->kind != GR_FRAME_DATA) ||
                (far && (copy->payload.far.offset > end || size > end - copy->payload.far.offset))) {
         gr_link_break(&link->base, false, GR_E_PROTOCOL,
                       "rank %d sent a message that lies outside its memory file", link->base.peer);
@@ -356,7 +357,8 @@ void gr_shm_link_scan(gr_shm_link *link)
         gr_shm_slot copy;
         if (kind == GR_FRAME_BYE) {
             gr_link_left(&link->base);
-        } else if (kind == GR_FRAME_ABORT && load_slot(link, link->seen, &copy)) {
+        } else if (kind == GR_FRAME_ABORT && load_slot(link, link->seen, &copy) &&
+                   copy.kind == GR_FRAME_ABORT) {
             const void *text = copy.place == GR_SHM_INLINE
                                    ? (const void *)copy.payload.bytes
                                    : link->theirs.base + copy.payload.far.offset;

@@ -4,12 +4,14 @@
 #include "base/codec.h"
 #include "base/fail.h"
 #include "base/hash.h"
+#include "link/socket.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -22,13 +24,22 @@ enum {
     NOTE_BYTES = 32,
     NOTE_CHECKSUM_AT = 24,
     HEAP_ALIGN = 2 << 20,
-    NO_EXEC_SEAL = 0x8 /* MFD_NOEXEC_SEAL of newer kernels */
+    HEAP_MIN = 2 << 20, /* less is of no use: a communicator measures with some memory of it */
+    NO_EXEC_SEAL = 0x8  /* MFD_NOEXEC_SEAL of newer kernels */
 };
 
 static size_t heap_offset_of(int world_size)
 {
     size_t end = gr_shm_colls_offset(world_size) + (size_t)GR_SHARED_COLLS * GR_SHARED_COLL_BYTES;
     return (end + HEAP_ALIGN - 1) / HEAP_ALIGN * HEAP_ALIGN;
+}
+
+/* A file that is made larger ends the process by a signal. */
+static size_t file_bytes_max(void)
+{
+    struct rlimit limit;
+    bool known = getrlimit(RLIMIT_FSIZE, &limit) == 0;
+    return known && limit.rlim_cur < SIZE_MAX / 2 ? (size_t)limit.rlim_cur : SIZE_MAX / 2;
 }
 
 static int create_file(size_t size_bytes)
@@ -74,10 +85,19 @@ gr_status gr_shm_segment_create(int rank, int world_size, size_t heap_bytes_max,
 {
     size_t heap_offset = heap_offset_of(world_size);
     size_t size = heap_offset + (heap_bytes_max + GR_SHM_PAGE - 1) / GR_SHM_PAGE * GR_SHM_PAGE;
+    size_t size_max = file_bytes_max() / GR_SHM_PAGE * GR_SHM_PAGE;
+    if (size > size_max && size_max < heap_offset + HEAP_MIN) {
+        return gr_fail(diag, GR_E_IO,
+                       "cannot create a memory file of %zu bytes or more: a file of this process "
+                       "has at most %zu: raise that limit (ulimit -f)",
+                       heap_offset + HEAP_MIN, size_max);
+    }
+    size = size < size_max ? size : size_max;
     int fd = create_file(size);
     if (fd < 0) {
+        char why[GR_DESCRIPTORS_TEXT_BYTES];
         return gr_fail(diag, GR_E_IO, "cannot create a memory file of %zu bytes: %s", size,
-                       strerror(errno));
+                       gr_descriptors_error(errno, why));
     }
     void *base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (base == MAP_FAILED) {
@@ -250,6 +270,11 @@ gr_status gr_shm_segment_take(int socket_fd, int rank, int world_size, gr_shm_se
         return gr_fail(diag, GR_E_PEER_LOST, "it closed the connection");
     }
     int fd = received_fd(&message);
+    if (fd < 0 && (message.msg_flags & MSG_CTRUNC) != 0) {
+        char why[GR_DESCRIPTORS_TEXT_BYTES];
+        return gr_fail(diag, GR_E_IO, "its memory file cannot be taken: %s",
+                       gr_descriptors_error(EMFILE, why));
+    }
     if (fd < 0) {
         return gr_fail(diag, GR_E_PROTOCOL, "it sent no memory file");
     }

@@ -320,6 +320,11 @@ static gr_status open_mesh(gr_mesh *base, const gr_mesh_config *config, gr_diag 
         return status;
     }
     mesh->own = own;
+    if (own.size_bytes - own.heap_offset < config->heap_bytes_max) {
+        gr_log_write(base->log, GR_LOG_WARN, "link",
+                     "gr_alloc has %zu bytes: a file of this process has no more (ulimit -f)",
+                     own.size_bytes - own.heap_offset);
+    }
     atomic_init(&mesh->in_epoll, false);
     gr_shm_cma_open(mesh, config->cma);
     status = gr_shm_heap_init(&mesh->heap, own.base + own.heap_offset,

@@ -20,6 +20,7 @@
 
 #include "base/codec.h"
 #include "base/fail.h"
+#include "base/fork.h"
 #include "link/address.h"
 
 #include <errno.h>
@@ -27,7 +28,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 enum {
     BEATS = 8,             /* within the time after which a silent server is lost */
@@ -75,7 +75,7 @@ gr_status gr_ps_peers_create(gr_ps_server *server, gr_diag *diag)
 static void end_probe(gr_ps_peer *peer)
 {
     if (peer->probe_fd >= 0) {
-        close(peer->probe_fd);
+        gr_fork_close(peer->probe_fd);
         peer->probe_fd = -1;
     }
 }
@@ -225,7 +225,7 @@ static bool nobody_listens(gr_ps_peer *peer)
             return false;
         }
         if (status == GR_OK) {
-            close(fd);
+            gr_fork_close(fd);
         }
         if (!refused) {
             return false;
