@@ -2,7 +2,7 @@
 """What Horovod's collectives have in common for all frameworks: operations, names, handles."""
 import itertools
 import threading
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Iterable, List, Optional, Sequence, Tuple
 
 from ._engine import Request, Signature
 from ._engine import ended_handles as _ended
@@ -47,6 +47,15 @@ def op_of(op: Optional[ReduceOp], average: Optional[bool]) -> ReduceOp:
             raise ValueError(f"op is {op!r}; it is Average, Sum, Adasum, Min, Max or Product")
         return op
     return Sum if average is False else Average
+
+
+def check_types(op: ReduceOp, kind: str, dtypes: Iterable[str]) -> None:
+    """Adasum projects vectors of real numbers onto each other."""
+    wrong = next((one for one in dtypes if one.startswith("complex")), None) \
+        if op is Adasum else None
+    if wrong is not None:
+        raise ValueError(f"{kind} of {wrong} with Adasum, which is of real numbers; use Average or "
+                         "Sum")
 
 
 class Made(str):

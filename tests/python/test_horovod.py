@@ -164,6 +164,8 @@ def adasum(process_set, ranks):
                  for i in range(0, len(parts), 2)]
     close("adasum", hvd.allreduce(of(me, torch.float32, 5), op=hvd.Adasum,
                                   process_set=process_set), parts[0])
+    refused(["complex64 with Adasum"], ValueError, lambda: hvd.allreduce(
+        torch.ones(2, dtype=torch.complex64), op=hvd.Adasum, process_set=process_set))
 
 
 def gradients(process_set, ranks):
