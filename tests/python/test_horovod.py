@@ -309,11 +309,14 @@ def joins():
                 same("join", found, total(hvd.Sum, torch.float32, 6, ranks=alive))
             close("join", hvd.allreduce(torch.ones(3), name="average"),
                   torch.full((3,), len(alive) / n))
+            same("unnamed", hvd.allreduce(of(me, torch.float32, 2), op=hvd.Sum),
+                 total(hvd.Sum, torch.float32, 2, ranks=alive))
         assert hvd.join() == n - 1
     if me:
         refused(["rank 0 has joined", "allgather"], hvd.HorovodInternalError,
-                lambda: hvd.allgather(torch.ones(1), "joined"))
+                lambda: hvd.allgather(torch.ones(1)))
     assert 0 <= hvd.join() < n
+    same("after a join", hvd.allgather(torch.ones(1)), torch.ones(n))
 
 
 def sets():
