@@ -254,6 +254,16 @@ for _ in range(3):  # the first time with an exchange
     hvd.allreduce(torch.ones(3), name="traced")
 hvd.stop_timeline()
 
+# It ends, and nothing else, where it cannot be written.
+pipe = sys.argv[1] + ".pipe"
+if me == 0:
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR)
+hvd.start_timeline(pipe, mark_cycles=True)
+if me == 0:
+    os.close(reader)
+hvd.allreduce(torch.ones(3), name="traced")
+hvd.stop_timeline()
 
 
 class Told(logging.StreamHandler):
@@ -275,7 +285,9 @@ def begin_again(**settings):
 
 
 # A rank that submits a tensor late is named. It comes when it was.
+os.environ["HOROVOD_TIMELINE"] = "/dev/full"
 begin_again(CHECK="0.3")
+del os.environ["HOROVOD_TIMELINE"]
 if me == 0:
     logging.getLogger("gradus.torch").addHandler(Told())
 else:
@@ -300,6 +312,8 @@ def test_horovod_optimizer_trains_as_one_process(torch_ranks, tmp_path):
     assert torch_ranks(2, PROGRAM, tmp_path / "trace.json", tmp_path / "told") == [["done"]] * 2
     assert "others wait for since 0.3 s" in torch_ranks.err
     assert "'allreduce.late' (rank 1)" in torch_ranks.err
+    assert torch_ranks.err.count(f"{tmp_path}/trace.json.pipe ends here: Broken pipe") == 1
+    assert torch_ranks.err.count("/dev/full ends here: No space left on device") == 1
     events = json.loads((tmp_path / "trace.json").read_text())
     assert [event["name"] for event in events].count("ALLREDUCE") == 3
     names = {event["args"]["name"] if event["ph"] == "M" else event["name"] for event in events}
