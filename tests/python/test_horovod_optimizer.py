@@ -7,6 +7,7 @@ import os
 
 PROGRAM = '''
 import copy
+import gc
 import logging
 import os
 import sys
@@ -197,6 +198,9 @@ assert gone() is None
 loss_of(model, 0).backward()
 loss_of(model, 0).backward()
 assert not _handles
+gone, model, new = weakref.ref(model[0].weight), None, None
+gc.collect()
+assert gone() is None
 
 # The state of an optimizer, with and without one.
 for kind in (torch.optim.Adam, torch.optim.SGD):

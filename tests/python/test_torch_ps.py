@@ -5,8 +5,10 @@
 
 BEGIN = '''
 import copy
+import gc
 import io
 import os
+import weakref
 import torch
 from torch import nn
 import gradus
@@ -354,6 +356,12 @@ optimizer.zero_grad()
 line(torch.ones(1, 2)).sum().backward()
 optimizer.step()
 close_to(line.weight, begin - 1.0)
+
+# Nothing keeps parameters that nobody has.
+gone = weakref.ref(line.weight)
+optimizer = line = None
+gc.collect()
+assert gone() is None
 print("ok")
 '''
 

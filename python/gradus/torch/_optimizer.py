@@ -110,7 +110,7 @@ class _Distributed(_Wrapper):
     def _hvd_hook(self, parameter: torch.Tensor) -> None:
         reference = weakref.ref(self)  # the parameter may outlive this optimizer
 
-        def hook(*_: Any) -> None:
+        def hook(parameter: torch.Tensor) -> None:
             optimizer = reference()
             if optimizer is not None:
                 optimizer._hvd_ready(parameter)

@@ -327,18 +327,19 @@ class Optimizer(torch.optim.Optimizer):
 
     def _push_when_there(self, item: _Item) -> Any:
         reference = weakref.ref(self)  # the parameter may outlive this optimizer
+        name = item.tensor.name
 
-        def hook(*_: Any) -> None:
+        def hook(_: torch.Tensor) -> None:
             optimizer = reference()
             if optimizer is None:
                 return
-            if item.tensor.name in optimizer._pushed:
-                raise InvalidError(f'the gradient of "{item.tensor.name}" has come a second time, '
-                                   "and was pushed the first time; call step() behind each "
-                                   "backward pass, or do without overlap=True",
-                                   rank=optimizer.client.rank, operation="Optimizer")
+            if name in optimizer._pushed:
+                raise InvalidError(f'the gradient of "{name}" has come a second time, and was '
+                                   "pushed the first time; call step() behind each backward pass, "
+                                   "or do without overlap=True", rank=optimizer.client.rank,
+                                   operation="Optimizer")
             try:
-                optimizer._push_early(item)
+                optimizer._push_early(optimizer._early[name])
             except NotFiniteError:  # so it is for step(), which raises it
                 pass
         return _tensors.call_after_gradient(item.param, hook)
