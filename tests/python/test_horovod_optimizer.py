@@ -218,6 +218,20 @@ for kind in (torch.optim.Adam, torch.optim.SGD):
     assert digest[0] == digest[1] and len(digest[0]) == (6 if kind is torch.optim.Adam else
                                                          len(digest[1]))
 
+# Hooks of a step are called once, also when the optimizer has got a state.
+for op in (hvd.Average, hvd.Adasum) if hasattr(torch.optim.Optimizer, "register_step_pre_hook") \
+        else ():
+    model, calls = new_model(), []
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()),
+                                         model.named_parameters(), op=op)
+    if me == 0:
+        optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("behind"))
+    loss_of(model, 0).backward()
+    optimizer.step()
+    assert calls == ["before", "behind"], calls
+
 # A batch norm over all ranks, and its gradients.
 x = torch.randn(4 * n, 3, 5, dtype=torch.float64)
 w = torch.randn(4 * n, 3, 5, dtype=torch.float64)

@@ -225,6 +225,8 @@ class _Distributed(_Wrapper):
         self._hvd_synchronized = False
         return super().step() if closure is None else super().step(closure)
 
+    step.hooked = True  # for torch: its hooks of a step are called by the step within this one
+
     def zero_grad(self, *arguments: Any, **named: Any) -> None:
         """As the optimizer's; not while gradients are under way."""
         if self._hvd_handles:
@@ -282,6 +284,8 @@ class _DistributedAdasum(_Wrapper):
                 delta = self._hvd_compression.decompress(synchronize(handle), context)
                 parameter.copy_(start + delta)
         return loss
+
+    step.hooked = True  # as above
 
 
 def DistributedOptimizer(  # noqa: N802
