@@ -95,6 +95,34 @@ train("clipped", clip=True)
 train("groups", groups=2)
 train("lists of parameters", groups="lists")
 
+# Parameters that are added, or need gradients, when the optimizer is distributed already.
+for names in (False, True):
+    model, alone = new_model(), new_model()
+    pairs = [(model, lambda made: hvd.DistributedOptimizer(made, model.named_parameters() if names
+                                                           else None)), (alone, lambda made: made)]
+    optimizers = []
+    for one, wrap in pairs:
+        one[2].weight.requires_grad_(False)
+        optimizers.append(wrap(torch.optim.SGD([*one[0].parameters(), *one[2].parameters()],
+                                               lr=0.1)))
+    for step in range(4):
+        for (one, _), its, part in zip(pairs, optimizers, (slice(me, None, n), slice(None))):
+            its.zero_grad()
+            if step == 1:
+                its.add_param_group({"params": one[3].parameters(), "lr": 0.2})
+            if step == 2:
+                one[2].weight.requires_grad_(True)
+            loss_of(one, step, part).backward()
+            its.step()
+        alike("added", model, alone)
+model = new_model()
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model[0].parameters(), lr=0.1), op=hvd.Adasum)
+optimizer.add_param_group({"params": model[3].parameters()})
+loss_of(model, 0, slice(me, None, n)).backward()
+optimizer.step()
+for one in hvd.allgather(model[3].weight.detach()[None]):
+    assert torch.equal(one, model[3].weight) and not torch.equal(one, new_model()[3].weight)
+
 # Of a process set alone, whose other ranks keep their own gradients.
 first = hvd.add_process_set([0])
 model, other = new_model(), new_model()

@@ -44,6 +44,14 @@ class _Wrapper:
                              "name in named_parameters; name all, or pass none")
         self._parameter_names: Dict[torch.Tensor, str] = {one: name for name, one in named}
 
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        """As the optimizer's; all ranks add the same. Parameters that named_parameters has not
+        named have the name of their place."""
+        super().add_param_group(param_group)
+        at = len(self.param_groups) - 1
+        for j, one in enumerate(self.param_groups[at]["params"]):
+            self._parameter_names.setdefault(one, f"noname.{at}.{j}")
+
 
 class _Distributed(_Wrapper):
     """In front of the class of the optimizer, whose attributes it shares: its own begin with
@@ -63,19 +71,27 @@ class _Distributed(_Wrapper):
         self._hvd_synchronized = False
         self._hvd_should_synchronize = True
         self._hvd_hooks: List[Any] = []  # they must live
-        self._hvd_parameters = [one for group in self.param_groups for one in group["params"]
-                                if one.requires_grad]
-        self._hvd_left = {one: backward_passes_per_step for one in self._hvd_parameters}
+        self._hvd_left: Dict[torch.Tensor, int] = {}  # passes, of all that are reduced
         self._hvd_groups: Dict[torch.Tensor, Tuple[str, List[torch.Tensor]]] = {}
         self._hvd_come: Dict[str, set] = {}
         self._hvd_sparse_dims: Dict[torch.Tensor, int] = {}
         # As in Horovod gradients of a process that stays alone are its own, as often as they come.
         self._hvd_reduces = process_set.included() and (size() > 1 or world.elastic)
+        self._hvd_take()
         if process_set.included():
             self._hvd_make_groups(groups)
-        if self._hvd_reduces:
-            for parameter in self._hvd_parameters:
-                self._hvd_hook(parameter)
+
+    def _hvd_take(self) -> None:
+        """Parameters that are new, or need a gradient since now, are reduced."""
+        for one in [one for group in self.param_groups for one in group["params"]]:
+            if one.requires_grad and one not in self._hvd_left:
+                self._hvd_left[one] = self.backward_passes_per_step
+                if self._hvd_reduces:
+                    self._hvd_hook(one)
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        self._hvd_take()
 
     def _hvd_make_groups(self, groups: Groups) -> None:
         """A group is reduced when all of its gradients are there."""
@@ -85,7 +101,7 @@ class _Distributed(_Wrapper):
             if groups < 0:
                 raise ValueError(f"groups is {groups}; it is a number of groups, or a list of "
                                  "lists of parameters")
-            by_name = {self._parameter_names[one]: one for one in self._hvd_parameters}
+            by_name = {self._parameter_names[one]: one for one in self._hvd_left}
             # Rank 0's order counts: the sets of names may be ordered differently elsewhere.
             order = broadcast_object(list(by_name), self._hvd_set.ranks[0], name="hvd.groups",
                                      process_set=self._hvd_set)
@@ -172,7 +188,8 @@ class _Distributed(_Wrapper):
         if not self._hvd_reduces:
             self._hvd_synchronized = True
             return
-        for parameter in self._hvd_parameters:
+        self._hvd_take()
+        for parameter in self._hvd_left:
             if parameter not in self._hvd_handles:
                 self._hvd_submit(parameter)
         try:
@@ -197,7 +214,7 @@ class _Distributed(_Wrapper):
         for handle, _ in self._hvd_handles.values():
             forget(handle)
         self._hvd_handles, self._hvd_come, self._hvd_sparse_dims = {}, {}, {}
-        self._hvd_left = dict.fromkeys(self._hvd_parameters, self.backward_passes_per_step)
+        self._hvd_left = dict.fromkeys(self._hvd_left, self.backward_passes_per_step)
 
     @contextlib.contextmanager
     def skip_synchronize(self):
@@ -212,7 +229,7 @@ class _Distributed(_Wrapper):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """So many backward passes come before each step() from now on."""
         self.backward_passes_per_step = passes
-        self._hvd_left = dict.fromkeys(self._hvd_parameters, passes)
+        self._hvd_left = dict.fromkeys(self._hvd_left, passes)
 
     def step(self, closure: Any = None) -> Any:
         """Waits for the gradients, and makes the step of the optimizer."""
