@@ -123,6 +123,27 @@ optimizer.step()
 for one in hvd.allgather(model[3].weight.detach()[None]):
     assert torch.equal(one, model[3].weight) and not torch.equal(one, new_model()[3].weight)
 
+# Gradients that a closure makes, which LBFGS calls several times.
+for kind in (torch.optim.SGD, torch.optim.LBFGS):
+    model, alone = new_model(), new_model()
+    optimizer = hvd.DistributedOptimizer(kind(model.parameters(), lr=0.1),
+                                         model.named_parameters())
+    one, losses = kind(alone.parameters(), lr=0.1), []
+
+    def closure(model, optimizer, part):
+        optimizer.zero_grad()
+        loss = loss_of(model, 0, part)
+        loss.backward()
+        losses.append(hvd.allreduce(loss.detach(), name="loss"))
+        return losses[-1]
+    for _ in range(2):
+        found = optimizer.step(lambda: closure(model, optimizer, slice(me, None, n)))
+        begin, losses = losses[0], []
+        expected = one.step(lambda: closure(alone, one, slice(None)))
+        assert torch.allclose(found, expected) and torch.equal(found, begin), (found, expected)
+        alike("closure", model, alone)
+        losses = []
+
 # Of a process set alone, whose other ranks keep their own gradients.
 first = hvd.add_process_set([0])
 model, other = new_model(), new_model()

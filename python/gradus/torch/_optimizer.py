@@ -3,7 +3,7 @@
 import contextlib
 import warnings
 import weakref
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -232,15 +232,29 @@ class _Distributed(_Wrapper):
         self._hvd_left = dict.fromkeys(self._hvd_left, passes)
 
     def step(self, closure: Any = None) -> Any:
-        """Waits for the gradients, and makes the step of the optimizer."""
+        """Waits for the gradients, and makes the step of the optimizer. Those that a closure makes
+        are waited for behind each call of it. An optimizer that decides by the loss, as LBFGS does,
+        wants the same one on all ranks: the closure returns hvd.allreduce(loss)."""
         if self._hvd_should_synchronize:
             if self._hvd_synchronized:
                 warnings.warn("optimizer.step() called without optimizer.skip_synchronize() after "
                               "optimizer.synchronize(): gradients are reduced a second time; call "
                               "it in `with optimizer.skip_synchronize():`")
+            if closure is None:
+                self.synchronize()
+            else:
+                closure = self._hvd_synchronizing(closure)
+        try:
+            return super().step() if closure is None else super().step(closure)
+        finally:
+            self._hvd_synchronized = False
+
+    def _hvd_synchronizing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            loss = closure()
             self.synchronize()
-        self._hvd_synchronized = False
-        return super().step() if closure is None else super().step(closure)
+            return loss
+        return run
 
     step.hooked = True  # for torch: its hooks of a step are called by the step within this one
 
