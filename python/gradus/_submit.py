@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Horovod's collectives have in common for all frameworks: operations, names, handles."""
+import contextlib
 import itertools
 import threading
 from typing import Any, Iterable, List, Optional, Sequence, Tuple
 
-from ._engine import Request, Signature
+from ._engine import HorovodInternalError, Request, Signature
 from ._engine import ended_handles as _ended
 from ._engine import handles as _handles
 from ._world import ProcessSet, global_process_set, world
@@ -138,9 +139,13 @@ def _entry(handle: Handle) -> Tuple[Any, Request]:
 
 
 def forget(handle: Any) -> None:
-    """Nobody is going to synchronize it."""
+    """Nobody is going to synchronize it. Waits until it is over, so that its name and its memory
+    are free, whatever has come of it."""
     for one in getattr(handle, "handles", (handle,)):
-        _handles.pop(one, None)
+        engine, request = _handles.pop(one, (None, None))
+        if engine is not None:
+            with contextlib.suppress(HorovodInternalError):
+                engine.wait(request)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

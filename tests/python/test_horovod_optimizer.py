@@ -49,6 +49,25 @@ def refused(words, kind, call):
         raise AssertionError(("accepted", words))
 
 
+def comes():
+    """Waits for told_that_it_waits() of rank 0."""
+    os.read(os.open(sys.argv[2], os.O_RDWR), 1)
+
+
+def told_that_it_waits(name, call):
+    """Rank 0 lets rank 1 know that it waits in this call for a collective of such a name."""
+    engine = hvd.global_process_set._engine
+
+    def wait(request):
+        if request.name.startswith(name) and me == 0 and "wait" in vars(engine):
+            del engine.wait
+            os.write(os.open(sys.argv[2], os.O_RDWR), b"x")
+        return type(engine).wait(engine, request)
+    engine.wait = wait
+    call()
+    vars(engine).pop("wait", None)
+
+
 def train(what, passes=1, clip=False, groups=None, **words):
     """Some samples of each batch on each rank; one process has all of them."""
     model, alone = new_model(seed=me), new_model(seed=0)
@@ -237,11 +256,28 @@ with warnings.catch_warnings(record=True) as told:
     optimizer.step()
 assert "skip_synchronize()" in str(told[0].message)
 
-# What nobody waits for any more is forgotten, and so is an optimizer that nobody has.
+# What nobody waits for any more is over and forgotten. Rank 1 comes when rank 0 waits for it.
+if me == 1:
+    comes()
 loss_of(model, 0).backward()
 assert len(_handles) == 6
-optimizer.load_state_dict(optimizer.state_dict())
+told_that_it_waits("allreduce.", lambda: optimizer.load_state_dict(optimizer.state_dict()))
 assert not _handles
+optimizer.zero_grad()
+loss_of(model, 0).backward()
+optimizer.step()
+a, b = torch.ones(2 + me, requires_grad=True), torch.ones(3, requires_grad=True)
+failing = hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0), [("a", a), ("b", b)])
+a.sum().backward()
+if me == 0:
+    b.sum().backward()
+else:
+    comes()
+told_that_it_waits("allreduce.b", lambda: refused("'allreduce.a'", hvd.HorovodInternalError,
+                                                  failing.step))
+assert hvd.allreduce(torch.ones(1), name="b") == 1 and not _handles
+
+# And so is an optimizer that nobody has.
 gone, optimizer = weakref.ref(optimizer), None
 assert gone() is None
 loss_of(model, 0).backward()
@@ -358,7 +394,7 @@ del os.environ["HOROVOD_TIMELINE"]
 if me == 0:
     logging.getLogger("gradus.torch").addHandler(Told())
 else:
-    os.read(os.open(sys.argv[2], os.O_RDWR), 1)
+    comes()
 hvd.allreduce(torch.ones(2), name="late")
 # And one that never does ends the wait.
 begin_again(SHUTDOWN="0.6")

@@ -194,11 +194,12 @@ class _Distributed(_Wrapper):
                 self._hvd_submit(parameter)
         try:
             # All of a group have been waited for when the first one of it has.
-            for parameter, (handle, _) in self._hvd_handles.items():
+            for parameter, (handle, travelled) in self._hvd_handles.items():
                 if callable(handle):
                     parameter.grad = handle()
                 elif handle is not None:
                     synchronize(handle)
+                self._hvd_handles[parameter] = None, travelled  # after Ctrl-C it goes on from here
             for parameter, (_, travelled) in self._hvd_handles.items():
                 if travelled is not None:
                     found = self._hvd_compression.decompress(*travelled)
@@ -206,11 +207,14 @@ class _Distributed(_Wrapper):
                         parameter.grad.copy_(found)
                 if parameter in self._hvd_sparse_dims:  # its optimizer may want nothing else
                     parameter.grad = parameter.grad.to_sparse(self._hvd_sparse_dims[parameter])
-        finally:
+        except Exception:
             self._hvd_reset()
+            raise
+        self._hvd_reset()
         self._hvd_synchronized = True
 
     def _hvd_reset(self) -> None:
+        """What is under way is waited for, and counts no more."""
         for handle, _ in self._hvd_handles.values():
             forget(handle)
         self._hvd_handles, self._hvd_come, self._hvd_sparse_dims = {}, {}, {}
@@ -266,7 +270,7 @@ class _Distributed(_Wrapper):
         super().zero_grad(*arguments, **named)
 
     def load_state_dict(self, *arguments: Any, **named: Any) -> None:
-        """As the optimizer's. What was under way is forgotten."""
+        """As the optimizer's. Gradients that are under way are waited for, and forgotten."""
         self._hvd_reset()
         self._hvd_synchronized = False
         super().load_state_dict(*arguments, **named)
