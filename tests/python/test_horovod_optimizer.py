@@ -207,6 +207,19 @@ for dense in (False, True):
     expected[0] = -1
     expected[1:n + 1] = -1 / n
     assert torch.allclose(table.weight, expected), (dense, table.weight)
+    torch.nn.init.zeros_(table.weight)
+    optimizer.zero_grad(set_to_none=True)
+    if me == 0:  # backward reaches it there alone
+        table(torch.tensor([0, 1])).sum().backward()
+    optimizer.step()
+    expected[:2], expected[2:] = -1 / n, 0
+    assert torch.allclose(table.weight, expected), (dense, table.weight)
+table = torch.nn.Embedding(6, 2, sparse=True)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0),
+                                     table.named_parameters())
+if me == 0:
+    table(torch.tensor([0, 1])).sum().backward()
+refused("say sparse_as_dense=True", hvd.HorovodInternalError, optimizer.step)
 
 # A group cannot have them.
 table = torch.nn.Embedding(6, 2, sparse=True)

@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 
 import torch
 
+from .._engine import HorovodInternalError
 from .._objects import broadcast_object
 from .._submit import forget
 from .._world import ProcessSet, global_process_set, size, world
@@ -74,7 +75,7 @@ class _Distributed(_Wrapper):
         self._hvd_left: Dict[torch.Tensor, int] = {}  # passes, of all that are reduced
         self._hvd_groups: Dict[torch.Tensor, Tuple[str, List[torch.Tensor]]] = {}
         self._hvd_come: Dict[str, set] = {}
-        self._hvd_sparse_dims: Dict[torch.Tensor, int] = {}
+        self._hvd_sparse_dims: Dict[torch.Tensor, int] = {}  # of those whose gradients are sparse
         # As in Horovod gradients of a process that stays alone are its own, as often as they come.
         self._hvd_reduces = process_set.included() and (size() > 1 or world.elastic)
         self._hvd_take()
@@ -145,10 +146,11 @@ class _Distributed(_Wrapper):
 
     def _hvd_submit(self, parameter: torch.Tensor) -> None:
         if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        if parameter.grad.is_sparse and self._hvd_sparse_as_dense:
+            parameter.grad = self._hvd_zeros(parameter)
+        if parameter.grad.is_sparse:
             self._hvd_sparse_dims[parameter] = parameter.grad.sparse_dim()
-            parameter.grad = parameter.grad.to_dense()
+            if self._hvd_sparse_as_dense:
+                parameter.grad = parameter.grad.to_dense()
         name = self._parameter_names[parameter]
         if parameter.grad.is_sparse and parameter in self._hvd_groups:
             raise ValueError(f"the gradient of {name} is sparse, and a group is reduced as one "
@@ -167,6 +169,15 @@ class _Distributed(_Wrapper):
                                   **factors)
         self._hvd_handles[parameter] = handle, (travels, context)
 
+    def _hvd_zeros(self, parameter: torch.Tensor) -> torch.Tensor:
+        """A gradient, of the kind that this parameter has had."""
+        dims = self._hvd_sparse_dims.get(parameter)
+        if dims is None:
+            return torch.zeros_like(parameter)
+        shape = parameter.shape
+        return torch.sparse_coo_tensor(torch.zeros(dims, 0, dtype=torch.int64),
+                                       parameter.new_zeros(0, *shape[dims:]), shape)
+
     def _hvd_submit_group(self, parameter: torch.Tensor, factors: Dict[str, float]) -> None:
         name, members = self._hvd_groups[parameter]
         come = self._hvd_come.setdefault(name, set())
@@ -184,7 +195,7 @@ class _Distributed(_Wrapper):
 
     def synchronize(self) -> None:
         """Waits until all gradients are the ranks' averages. Those that backward has not reached
-        count as zeros."""
+        count as zeros: sparse ones where an earlier one of the parameter was sparse."""
         if not self._hvd_reduces:
             self._hvd_synchronized = True
             return
@@ -195,17 +206,15 @@ class _Distributed(_Wrapper):
         try:
             # All of a group have been waited for when the first one of it has.
             for parameter, (handle, travelled) in self._hvd_handles.items():
-                if callable(handle):
-                    parameter.grad = handle()
-                elif handle is not None:
-                    synchronize(handle)
+                self._hvd_wait(parameter, handle)
                 self._hvd_handles[parameter] = None, travelled  # after Ctrl-C it goes on from here
             for parameter, (_, travelled) in self._hvd_handles.items():
                 if travelled is not None:
                     found = self._hvd_compression.decompress(*travelled)
                     if found is not parameter.grad:
                         parameter.grad.copy_(found)
-                if parameter in self._hvd_sparse_dims:  # its optimizer may want nothing else
+                if self._hvd_sparse_as_dense and parameter in self._hvd_sparse_dims:
+                    # Its optimizer may want nothing else.
                     parameter.grad = parameter.grad.to_sparse(self._hvd_sparse_dims[parameter])
         except Exception:
             self._hvd_reset()
@@ -213,11 +222,25 @@ class _Distributed(_Wrapper):
         self._hvd_reset()
         self._hvd_synchronized = True
 
+    def _hvd_wait(self, parameter: torch.Tensor, handle: Any) -> None:
+        try:
+            if callable(handle):
+                parameter.grad = handle()
+            elif handle is not None:
+                synchronize(handle)
+        except HorovodInternalError as error:
+            name = self._parameter_names[parameter]
+            if f"'allgather.{name}." not in str(error):
+                raise
+            raise HorovodInternalError(
+                f"{error}; the gradient of {name} is sparse on some ranks, and others, which have "
+                "had none of it yet, do not know: say sparse_as_dense=True") from error
+
     def _hvd_reset(self) -> None:
         """What is under way is waited for, and counts no more."""
         for handle, _ in self._hvd_handles.values():
             forget(handle)
-        self._hvd_handles, self._hvd_come, self._hvd_sparse_dims = {}, {}, {}
+        self._hvd_handles, self._hvd_come = {}, {}
         self._hvd_left = dict.fromkeys(self._hvd_left, self.backward_passes_per_step)
 
     @contextlib.contextmanager
