@@ -163,6 +163,7 @@ for words, call in (
         ("parameters are those", lambda: optimizer.add_param_group({"params": []})),
         ("padding_idx", lambda: Embedding(3, 1, padding_idx=3)),
         ("by 4", lambda: Embedding(20, 5).attach(client.find("words"))),
+        ("take torch.int32", lambda: model.words(torch.tensor([0.5, 1.0]))),
         ("0 to 20", lambda: model.words(torch.tensor([0, 20])))):
     refused(words, call)
 print("ok")

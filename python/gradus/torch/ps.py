@@ -74,11 +74,14 @@ class Embedding(torch.nn.Module):
         self._table = table
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
-        """The rows of these numbers. Raises InvalidError (a row that there is not),
-        PeerLostError."""
+        """The rows of these numbers. Raises InvalidError (a row that there is not, numbers
+        that are not whole), PeerLostError."""
         if self._table is None:
             raise InvalidError("the embedding has no table yet; make a gradus.torch.ps.Optimizer "
                                "of the model first, or attach() one", operation="Embedding")
+        if input.dtype not in (torch.int32, torch.int64):
+            raise InvalidError(f"the rows are named by {input.dtype}; take torch.int32 or "
+                               "torch.int64", rank=self._table.client.rank, operation="Embedding")
         used, places = torch.unique(input, return_inverse=True)  # in ascending order
         used = used.cpu()
         if len(used) and not (0 <= used[0] and used[-1] < self.num_embeddings):
