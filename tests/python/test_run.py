@@ -163,7 +163,12 @@ def test_run_checks_results_and_arguments(ranks):
                 gradus.run(*words)
             except gradus.Error as error:
                 print(str(error).splitlines()[0])
+        try:
+            gradus.run(print, env={"Q": 3})
+        except gradus.InvalidError as error:
+            print(error)
         ''')
+    assert lines[3] == "run: the variable 'Q' of env is 3; names and values are texts"
     assert "the result, a frame, cannot be pickled" in lines[0]
     assert "cannot be pickled" in lines[1] and "num_proc is 0" in lines[2]
 
