@@ -143,6 +143,8 @@ class Communicator:
     `with Communicator() as comm:` closes it at the end; so does the end of the program.
     """
 
+    _handle: Optional[c_void_p] = None  # of one that could not be made
+
     def __init__(self, *, rank: Optional[int] = None, size: Optional[int] = None,
                  coordinator: Optional[str] = None, secret: Optional[str] = None,
                  store: Any = None, prefix: str = "",
@@ -150,7 +152,6 @@ class Communicator:
                  join_timeout: Optional[float] = None, op_timeout: Optional[float] = None,
                  link: Optional[str] = None, host: Optional[str] = None, exact: bool = True,
                  settings: Optional[Dict[str, Any]] = None) -> None:
-        self._handle = None
         if _placement is not None and (rank, size, coordinator, store, allgather) == (None,) * 5:
             rank, size, allgather = (_placement[name] for name in ("rank", "size", "allgather"))
         if (rank is None) != (size is None):
@@ -235,6 +236,10 @@ class Communicator:
 
     def __exit__(self, kind, error, trace) -> None:
         self.close()
+
+    def __reduce__(self):  # what a copy and pickle ask for
+        raise InvalidError("a communicator belongs to its process, and cannot be copied or pickled;"
+                           " each process makes one", rank=self.rank, operation="Communicator")
 
     def __del__(self) -> None:
         if self._handle is not None and not sys.is_finalizing():

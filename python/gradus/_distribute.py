@@ -178,6 +178,6 @@ def distribute(fn: Callable[..., Any], args: Sequence[Any] = (),
     board = _make_board()
     try:
         return _run.call(fn, args, kwargs, workers, flags, {**(env or {}), _VARIABLE: "1"},
-                         Place(**place), board.take, board.clear)
+                         Place(distribute, **place), board.take, board.clear)
     finally:
         board.end()

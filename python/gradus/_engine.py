@@ -645,6 +645,7 @@ class Engine:
             return
         last = self._joined[-1]
         self._joined = []
+        self.unnamed.clear()  # ranks had others to number: those with less data had fewer
         for name, request in list(self._pending.items()):
             if request.signature.kind == "join":
                 self._done_with(name)

@@ -113,8 +113,8 @@ def flags_here(distribution: Mapping[str, Any]) -> List[str]:
     """The flags of gradus run that mean the same on this host. What is said of images, memory,
     GPUs and the launcher has no meaning there."""
     settings = {key: value for key, value in distribution.items() if key != "code"}  # stays here
-    Place().ask("submit", "--dry-run", "--image", _IMAGE, *settings_of(settings), "--", "true",
-                operation="train")
+    Place(train).ask("submit", "--dry-run", "--image", _IMAGE, *settings_of(settings), "--",
+                     "true", operation="train")
     kind = distribution.get("distribution_type") or "Job"
     workers = int(distribution.get("number_of_workers") or (1 if kind == "Job" else 2))
     servers = int(distribution.get("number_of_ps") or 0)
@@ -181,7 +181,7 @@ def train(train_specification: _specification.Specification,
 
     Raises JobError: the job failed. InvalidError: a key or a value is wrong; nothing has
     started."""
-    there = Place(namespace, context, kubeconfig, operation="train", **place)
+    there = Place(train, namespace, context, kubeconfig, **place)
     distribution = dict(distribution_specification or {})
     words = _specification.words_of(train_specification, train_parameters or {}, there.python)
     name = str(distribution.get("name") or make_name(_stem(train_specification)))

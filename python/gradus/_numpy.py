@@ -7,7 +7,7 @@ import numpy
 
 from ._engine import HorovodInternalError, Request, Signature
 from ._execute import Arrays, Memory, adasum, kind_of
-from ._submit import Adasum, Made, ReduceOp, name_of, root_of, splits_of
+from ._submit import Adasum, Made, ReduceOp, check_types, name_of, root_of, splits_of
 from ._world import ProcessSet, world
 from .errors import InvalidError
 
@@ -65,6 +65,7 @@ def allreduce(values: Sequence[Any], name: Optional[str], op: ReduceOp, prescale
     """Reduces arrays of one group; the result is a list."""
     kind = "allreduce" if len(values) == 1 else "grouped_allreduce"
     arrays = [_dense(value, kind) for value in values]
+    check_types(op, kind, (array.dtype.name for array in arrays))
     results = [numpy.empty_like(array, order="C") for array in arrays]
     zero = 0 in (prescale, postscale)  # the library takes 0 as "not scaled"
 

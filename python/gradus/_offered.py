@@ -68,10 +68,9 @@ def run(fn: Callable[..., Any], args: Sequence[Any], kwargs: Optional[Dict[str, 
         found = re.fullmatch(_LISTENS, line)
         if found and lock.acquire(blocking=False):  # once
             begin(Launcher(found[1], token))
-    place = Place(min_num_proc=least, max_num_proc=most,
+    place = Place(run, min_num_proc=least, max_num_proc=most,
                   reset_limit=RESTARTS if reset_limit is None else reset_limit,
-                  start_timeout=start_timeout, network_interfaces=nics or None,
-                  operation="run_elastic")
+                  start_timeout=start_timeout, network_interfaces=nics or None)
     name = f"[{host}]" if ":" in host else host
     return _run.call(fn, args, kwargs, num_proc, ["--listen", f"{name}:0"], env, place, on_report,
                      own_env={_NEEDS_TOKEN: token}, on_error=look, hidden=_LISTENS)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a job runs: on this host, on others by ssh or Slurm, or on a Kubernetes cluster."""
 import difflib
+import inspect
 import json
 import os
 import re
@@ -9,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 
 from ._command import program
 from .errors import Error, InvalidError, NotFoundError
@@ -25,35 +26,37 @@ _FLAGS = {"hosts": "--hosts", "hostfile": "--hostfile", "ssh_port": "--ssh-port"
 _IGNORED = ("use_gloo", "use_mpi", "mpi_args", "disable_cache", "cooldown_range")
 _OTHERS = ("namespace", "context", "kubeconfig", "image", "slurm", "verbose", "executable",
            "network_interface", "network_interfaces")
+_COUNTS = ("num_proc", "workers")  # how many workers: of run, of distribute
 # Flags of gradus run by which workers may come to other hosts.
 _REMOTE = ("-H", "--hosts", "--hostfile", "--host-discovery-script", "--listen")
 
 
 class Place:
-    """This host and those that it reaches, or a cluster.
+    """This host and those that it reaches, or a cluster. `caller` is the function that was given
+    the arguments.
 
     flags      words for the commands that ask the cluster
     run_flags  words for `gradus run`
     env        variables of the workers
     """
 
-    def __init__(self, namespace: Optional[str] = None, context: Optional[str] = None,
-                 kubeconfig: Optional[str] = None, *, image: Optional[str] = None,
+    def __init__(self, caller: Callable[..., Any], /, namespace: Optional[str] = None,
+                 context: Optional[str] = None, kubeconfig: Optional[str] = None, *,
+                 image: Optional[str] = None,
                  slurm: Union[None, bool, str, Sequence[str]] = None,
                  verbose: Optional[bool] = None, executable: Optional[str] = None,
                  network_interface: Union[None, str, Sequence[str]] = None,
                  network_interfaces: Union[None, str, Sequence[str]] = None,
-                 start_timeout: Optional[float] = None, operation: str = "run",
-                 **more: Any) -> None:
+                 start_timeout: Optional[float] = None, **more: Any) -> None:
         given = {"--namespace": namespace, "--context": context, "--kubeconfig": kubeconfig and
                  os.path.abspath(os.fspath(kubeconfig))}
         self.flags = [word for flag, value in given.items() if value is not None
                       for word in (flag, value)]
-        self.image, self.operation = image, operation
+        self.image, self.operation = image, caller.__name__
         self.start_timeout_s = start_timeout
         if start_timeout is not None and not self.is_cluster:
             more["start_timeout"] = start_timeout
-        self.run_flags = self._flags_of(more)
+        self.run_flags = self._flags_of(more, caller)
         self.slurm = None if slurm is None or slurm is False else \
             [] if slurm is True else shlex.split(slurm) if isinstance(slurm, str) else \
             [str(word) for word in slurm]
@@ -65,13 +68,11 @@ class Place:
         self.python = executable or ("python3" if self.is_cluster else sys.executable)
         self._check()
 
-    def _flags_of(self, arguments: Mapping[str, Any]) -> List[str]:
+    def _flags_of(self, arguments: Mapping[str, Any], caller: Callable[..., Any]) -> List[str]:
         words = []
         for name, value in arguments.items():
             if name not in _FLAGS and name not in _IGNORED:
-                near = difflib.get_close_matches(name, [*_FLAGS, *_OTHERS, *_IGNORED], 1)
-                raise self._refuse(f"there is no argument \"{name}\"" + (
-                    f"; did you mean \"{near[0]}\"?" if near else ""))
+                raise self._refuse(f"there is no argument \"{name}\"" + _meant(name, caller))
             if name in _FLAGS and value is not None:
                 text = value if isinstance(value, str) or not isinstance(value, Sequence) else \
                     ",".join(value)
@@ -141,6 +142,16 @@ class Place:
         """Of the jobs of a cluster: pending, running, suspended, done or failed."""
         lines = self.ask("ls", "--json", operation="ls").splitlines()
         return {one["name"]: one["state"] for one in map(json.loads, lines)}
+
+
+def _meant(name: str, caller: Callable[..., Any]) -> str:
+    """The nearest argument of the function."""
+    own = [one.name for one in inspect.signature(caller).parameters.values()
+           if one.kind != one.VAR_KEYWORD]
+    known = {one: one for one in [*own, *_FLAGS, *_OTHERS, *_IGNORED]}
+    known.update({other: one for one in _COUNTS if one in own for other in _COUNTS})
+    near = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean \"{known[near[0]]}\"?" if near else ""
 
 
 def sentence_of(text: str) -> str:

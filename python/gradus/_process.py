@@ -15,6 +15,8 @@ import threading
 import time
 from typing import Any, Callable, Dict, IO, Iterator, List, Optional, Sequence
 
+from .errors import InvalidError
+
 _LOOK_S = 0.2  # a wait lets Python look so often for signals that have come before it began
 _ERRORS = 40  # lines of stderr that are kept, for errors
 _LINES = 10000  # lines of both that are kept, for logs
@@ -41,6 +43,10 @@ def report(**values: Any) -> None:
 
 def environment(more: Optional[Dict[str, str]] = None) -> Dict[str, str]:
     """That of this process, in which Python finds what it finds here."""
+    for name, value in (more or {}).items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidError(f"the variable {name!r} of env is {value!r}; names and values are "
+                               "texts", operation="run")
     path = [str(pathlib.Path(__file__).resolve().parent.parent), *filter(None, sys.path)]
     return {**os.environ, **(more or {}), "PYTHONPATH": os.pathsep.join(path)}
 

@@ -119,7 +119,7 @@ def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Dict[
     has the rank's traceback. InvalidError: an argument is wrong, a host or the cluster cannot be
     reached, or the function cannot be pickled. TimeoutError: pods have not begun within
     start_timeout. NotFoundError: no command."""
-    return call(fn, args, kwargs, num_proc, flags, env, Place(**place))
+    return call(fn, args, kwargs, num_proc, flags, env, Place(run, **place))
 
 
 def call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Optional[Dict[str, Any]],

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Horovod's collectives have in common for all frameworks: operations, names, handles."""
+import contextlib
 import itertools
 import threading
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Iterable, List, Optional, Sequence, Tuple
 
-from ._engine import Request, Signature
+from ._engine import HorovodInternalError, Request, Signature
 from ._engine import ended_handles as _ended
 from ._engine import handles as _handles
 from ._world import ProcessSet, global_process_set, world
@@ -47,6 +48,15 @@ def op_of(op: Optional[ReduceOp], average: Optional[bool]) -> ReduceOp:
             raise ValueError(f"op is {op!r}; it is Average, Sum, Adasum, Min, Max or Product")
         return op
     return Sum if average is False else Average
+
+
+def check_types(op: ReduceOp, kind: str, dtypes: Iterable[str]) -> None:
+    """Adasum projects vectors of real numbers onto each other."""
+    wrong = next((one for one in dtypes if one.startswith("complex")), None) \
+        if op is Adasum else None
+    if wrong is not None:
+        raise ValueError(f"{kind} of {wrong} with Adasum, which is of real numbers; use Average or "
+                         "Sum")
 
 
 class Made(str):
@@ -129,9 +139,13 @@ def _entry(handle: Handle) -> Tuple[Any, Request]:
 
 
 def forget(handle: Any) -> None:
-    """Nobody is going to synchronize it."""
+    """Nobody is going to synchronize it. Waits until it is over, so that its name and its memory
+    are free, whatever has come of it."""
     for one in getattr(handle, "handles", (handle,)):
-        _handles.pop(one, None)
+        engine, request = _handles.pop(one, (None, None))
+        if engine is not None:
+            with contextlib.suppress(HorovodInternalError):
+                engine.wait(request)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

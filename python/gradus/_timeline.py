@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """When each tensor was submitted and reduced, for chrome://tracing and ui.perfetto.dev."""
+import contextlib
 import json
+import logging
 import threading
 import time
 from typing import Any, Dict, Optional
 
+_log = logging.getLogger("gradus.torch")
+
 
 class Timeline:
-    """A file of events, which rank 0 writes; of other ranks nothing."""
+    """A file of events, which rank 0 writes; of other ranks nothing. It ends where it cannot be
+    written, on a full disk say, and the training goes on."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -22,19 +27,22 @@ class Timeline:
         with self._lock:
             self._file = open(path, "w")
             self._rows, self._cycles, self._zero = {}, mark_cycles, time.monotonic()
-            self._file.write("[\n" + json.dumps(
+            self._put("[\n" + json.dumps(
                 {"name": "process_name", "ph": "M", "pid": 0,
                  "args": {"name": "gradus", "start_time_since_epoch_in_micros":
                           int(time.time() * 1e6)}}))
-            self._file.flush()
 
     def stop(self) -> None:
         """Ends the file."""
         with self._lock:
-            if self._file is not None:
-                self._file.write("\n]\n")
-                self._file.close()
-                self._file = None
+            self._put("\n]\n")
+            self._close()
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):  # it has been flushed, or was told of
+                file.close()
 
     def cycle(self) -> None:
         """A cycle begins."""
@@ -52,18 +60,23 @@ class Timeline:
 
     def _write(self, name: str, at: float, row: str, seconds: Optional[float] = None) -> None:
         with self._lock:
-            if self._file is None:
-                return
+            events = []
             number = self._rows.get(row)
             if number is None:
                 number = self._rows[row] = len(self._rows) + 1
-                self._put({"name": "thread_name", "ph": "M", "pid": 0, "tid": number,
-                           "args": {"name": row}})
+                events.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": number,
+                               "args": {"name": row}})
             event = {"name": name, "pid": 0, "tid": number, "ts": (at - self._zero) * 1e6}
             event.update({"ph": "i", "s": "p"} if seconds is None else
                          {"ph": "X", "dur": seconds * 1e6})
-            self._put(event)
-            self._file.flush()  # it is read while the job runs, and when it has died
+            self._put("".join(",\n" + json.dumps(one) for one in [*events, event]))
 
-    def _put(self, event: Dict[str, Any]) -> None:
-        self._file.write(",\n" + json.dumps(event))
+    def _put(self, text: str) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(text)
+            self._file.flush()  # it is read while the job runs, and when it has died
+        except OSError as error:
+            _log.warning("the timeline %s ends here: %s", self._file.name, error.strerror)
+            self._close()

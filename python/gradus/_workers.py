@@ -92,7 +92,7 @@ def launch_workers(n: int, cpu: float, memory: float, nvidia_gpu: int = 0,
     if n < 1:
         raise InvalidError(f"n is {n}; it is 1 or more", operation="launch_workers")
     hosts = _slots_of(place.pop("hosts", None))
-    there = [Place(namespace, context, kubeconfig, operation="launch_workers", **place,
+    there = [Place(launch_workers, namespace, context, kubeconfig, **place,
                    **({"hosts": hosts[index % len(hosts)]} if hosts else {})) for index in range(n)]
     words = _words(kernel, script, code, there[0])
     told = {"cpu": cpu, "memory": memory, "nvidia_gpu": nvidia_gpu, "kernel": kernel,
@@ -100,8 +100,8 @@ def launch_workers(n: int, cpu: float, memory: float, nvidia_gpu: int = 0,
     settings = {"worker_cpus": str(cpu), "worker_memory": f"{memory:g}Gi",
                 "worker_gpus": nvidia_gpu or None, "image": image}
     # A wrong number is refused before the first one is started.
-    Place().ask("submit", "--dry-run", "--image", "none", *settings_of(settings), "--", "true",
-                operation="launch_workers")
+    Place(launch_workers).ask("submit", "--dry-run", "--image", "none", *settings_of(settings),
+                              "--", "true", operation="launch_workers")
     group = secrets.token_hex(3)
     return [_launch(f"{name}-{group}-{index}", one, words, told, settings, flags)
             for index, one in enumerate(there)]
@@ -254,7 +254,7 @@ def run_cluster(n_workers: int, n_ps: int, cpu: float, memory: float, nvidia_gpu
                            "at least", operation="run_cluster")
     if worker_script and not os.path.exists(worker_script):
         raise InvalidError(f"the script {worker_script} does not exist", operation="run_cluster")
-    there = Place(operation="run_cluster", **place)
+    there = Place(run_cluster, **place)
     ready, found, done = threading.Event(), {}, set()
 
     def take(report: Dict[str, Any]) -> None:

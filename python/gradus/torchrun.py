@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import Dict, List, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 from ._command import program
 from .errors import Error
@@ -23,7 +23,10 @@ _NO_MEANING: Dict[str, Tuple[int, str]] = {
     "monitor-interval": (1, "the end of a process is an event"),
     "start-method": (1, "workers are programs of their own"),
     "local-addr": (1, "GRADUS_INTERFACE chooses the network"),
+    "log-line-prefix-template": (1, "each line begins with its rank where --tee is given"),
     "local-ranks-filter": (1, "each line begins with its rank where --tee is given"),
+    "duplicate-stdout-filters": (1, "--log-dir keeps the output of each rank"),
+    "duplicate-stderr-filters": (1, "--log-dir keeps the output of each rank"),
     "logs-specs": (1, "--log-dir keeps the output of each rank"),
     "numa-binding": (1, "workers are bound to cores of their own where there are enough"),
     "signals-to-handle": (1, "SIGINT and SIGTERM are handed on"),
@@ -76,6 +79,21 @@ def _not_negative(text: str) -> int:
     return int(text)
 
 
+class _PrintCompletion(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace,
+                 values: Any, option_string: Optional[str] = None) -> None:
+        try:
+            import shtab
+        except ImportError:
+            parser.exit(1, f"torchrun: {option_string} needs the package shtab: pip install "
+                        "shtab\n")
+        if values not in shtab.SUPPORTED_SHELLS:
+            parser.error(f"{option_string} is \"{values}\"; it is one of "
+                         f"{', '.join(shtab.SUPPORTED_SHELLS)}")
+        print(shtab.complete(parser, shell=values))
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="torchrun", allow_abbrev=False, usage="torchrun [flags] program [arguments]",
@@ -97,6 +115,8 @@ def _parser() -> argparse.ArgumentParser:
     add("rdzv-conf", default="", help="join_timeout=S; others have no meaning")
     add("standalone", action="store_true", help="this node alone")
     add("max-restarts", type=_not_negative, default=0, help="how often all workers are begun anew")
+    add("shutdown-timeout", type=_not_negative, metavar="S", help="seconds that workers get to end "
+        "after SIGINT or SIGTERM; as of gradus run --grace")
     add("role", default="default", help="a name, for programs that ask")
     add("module", "-m", action="store_true", help="the program is a module, as for python -m")
     add("no-python", action="store_true", help="the program is no Python")
@@ -105,6 +125,8 @@ def _parser() -> argparse.ArgumentParser:
     add("redirects", "-r", type=_streams, default="0", help="what goes to files only: 1 stdout, "
         "2 stderr, 3 both; 0:1,1:3 by local rank")
     add("tee", "-t", type=_streams, default="0", help="what goes to files as well")
+    add("print-completion", action=_PrintCompletion, metavar="SHELL", help="print what "
+        "completes the flags in this shell, bash say; by the package shtab")
     for name, (words, why) in _NO_MEANING.items():
         add(name, help=f"no effect: {why}", **({} if words else {"action": "store_true"}))
     parser.add_argument("program", help="a script, or what -m or --no-python says")
@@ -198,6 +220,8 @@ def command_of(found: argparse.Namespace) -> List[str]:
     """The words of `gradus run`."""
     words = ["run", "-np", str(found.workers * (1 if found.is_alone else found.nnodes[0])),
              "--restarts", str(found.max_restarts)]
+    if found.shutdown_timeout is not None:
+        words += ["--grace", f"{found.shutdown_timeout}s"]
     if not found.is_alone:
         words += ["--listen", f":{found.port}", "--start-timeout", f"{found.join_s}s"]
     logs = os.path.abspath(found.log_dir or "torchrun-logs")

@@ -535,3 +535,22 @@ def test_communicator_that_ends_while_an_array_is_made_knows_of_it(ranks, end):
         print(comm._context.arrays, len(freed))
         ''', end, flags=["--min-workers", 1, "--max-workers", 2])
     assert lines == [["1000.0", "0 1"] if end == "close" else ["0 0"]]  # or it went with renew()
+
+
+def test_communicator_that_is_copied_says_why_not(ranks):
+    """Also the set of all ranks of Horovod's interface, which has one."""
+    lines = ranks(1, '''
+        import copy
+        import pickle
+        import gradus
+        from gradus import _world as hvd
+        hvd.init()
+        for call in (lambda: copy.copy(hvd.world.comm()),
+                     lambda: pickle.dumps(hvd.world.comm()),
+                     lambda: copy.deepcopy(hvd.global_process_set)):
+            try:
+                call()
+            except gradus.InvalidError as error:
+                print("each process makes one" in str(error))
+        ''')
+    assert lines == [["True"] * 3] and "Exception ignored" not in ranks.err

@@ -164,6 +164,8 @@ def adasum(process_set, ranks):
                  for i in range(0, len(parts), 2)]
     close("adasum", hvd.allreduce(of(me, torch.float32, 5), op=hvd.Adasum,
                                   process_set=process_set), parts[0])
+    refused(["complex64 with Adasum"], ValueError, lambda: hvd.allreduce(
+        torch.ones(2, dtype=torch.complex64), op=hvd.Adasum, process_set=process_set))
 
 
 def gradients(process_set, ranks):
@@ -307,11 +309,14 @@ def joins():
                 same("join", found, total(hvd.Sum, torch.float32, 6, ranks=alive))
             close("join", hvd.allreduce(torch.ones(3), name="average"),
                   torch.full((3,), len(alive) / n))
+            same("unnamed", hvd.allreduce(of(me, torch.float32, 2), op=hvd.Sum),
+                 total(hvd.Sum, torch.float32, 2, ranks=alive))
         assert hvd.join() == n - 1
     if me:
         refused(["rank 0 has joined", "allgather"], hvd.HorovodInternalError,
-                lambda: hvd.allgather(torch.ones(1), "joined"))
+                lambda: hvd.allgather(torch.ones(1)))
     assert 0 <= hvd.join() < n
+    same("after a join", hvd.allgather(torch.ones(1)), torch.ones(n))
 
 
 def sets():

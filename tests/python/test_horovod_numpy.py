@@ -107,6 +107,8 @@ refused(["'allreduce.sgd.3'", "rank 0", "[2]", "rank 1", "[3]", "(here dense/ker
         HorovodInternalError, lambda: _gradients.exchange(
             parts, [np.ones(size) for size in sizes], step))
 same("after", reduced(own), every.sum(0))
+refused(["complex64 with Adasum"], ValueError,
+        lambda: reduced(own.astype("complex64"), hvd.Adasum))
 refused(["object"], ValueError, lambda: reduced(np.array([None])))
 refused(["splits"], ValueError, lambda: ops.alltoall(own, [1] * n + [0], None, everybody))
 refused(["without a dimension"], ValueError, lambda: ops.allgather([1.0], None, everybody))

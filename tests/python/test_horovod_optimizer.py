@@ -7,6 +7,7 @@ import os
 
 PROGRAM = '''
 import copy
+import gc
 import logging
 import os
 import sys
@@ -46,6 +47,25 @@ def refused(words, kind, call):
         assert words in str(error), str(error)
     else:
         raise AssertionError(("accepted", words))
+
+
+def comes():
+    """Waits for told_that_it_waits() of rank 0."""
+    os.read(os.open(sys.argv[2], os.O_RDWR), 1)
+
+
+def told_that_it_waits(name, call):
+    """Rank 0 lets rank 1 know that it waits in this call for a collective of such a name."""
+    engine = hvd.global_process_set._engine
+
+    def wait(request):
+        if request.name.startswith(name) and me == 0 and "wait" in vars(engine):
+            del engine.wait
+            os.write(os.open(sys.argv[2], os.O_RDWR), b"x")
+        return type(engine).wait(engine, request)
+    engine.wait = wait
+    call()
+    vars(engine).pop("wait", None)
 
 
 def train(what, passes=1, clip=False, groups=None, **words):
@@ -94,6 +114,55 @@ train("clipped", clip=True)
 train("groups", groups=2)
 train("lists of parameters", groups="lists")
 
+# Parameters that are added, or need gradients, when the optimizer is distributed already.
+for names in (False, True):
+    model, alone = new_model(), new_model()
+    pairs = [(model, lambda made: hvd.DistributedOptimizer(made, model.named_parameters() if names
+                                                           else None)), (alone, lambda made: made)]
+    optimizers = []
+    for one, wrap in pairs:
+        one[2].weight.requires_grad_(False)
+        optimizers.append(wrap(torch.optim.SGD([*one[0].parameters(), *one[2].parameters()],
+                                               lr=0.1)))
+    for step in range(4):
+        for (one, _), its, part in zip(pairs, optimizers, (slice(me, None, n), slice(None))):
+            its.zero_grad()
+            if step == 1:
+                its.add_param_group({"params": one[3].parameters(), "lr": 0.2})
+            if step == 2:
+                one[2].weight.requires_grad_(True)
+            loss_of(one, step, part).backward()
+            its.step()
+        alike("added", model, alone)
+model = new_model()
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model[0].parameters(), lr=0.1), op=hvd.Adasum)
+optimizer.add_param_group({"params": model[3].parameters()})
+loss_of(model, 0, slice(me, None, n)).backward()
+optimizer.step()
+for one in hvd.allgather(model[3].weight.detach()[None]):
+    assert torch.equal(one, model[3].weight) and not torch.equal(one, new_model()[3].weight)
+
+# Gradients that a closure makes, which LBFGS calls several times.
+for kind in (torch.optim.SGD, torch.optim.LBFGS):
+    model, alone = new_model(), new_model()
+    optimizer = hvd.DistributedOptimizer(kind(model.parameters(), lr=0.1),
+                                         model.named_parameters())
+    one, losses = kind(alone.parameters(), lr=0.1), []
+
+    def closure(model, optimizer, part):
+        optimizer.zero_grad()
+        loss = loss_of(model, 0, part)
+        loss.backward()
+        losses.append(hvd.allreduce(loss.detach(), name="loss"))
+        return losses[-1]
+    for _ in range(2):
+        found = optimizer.step(lambda: closure(model, optimizer, slice(me, None, n)))
+        begin, losses = losses[0], []
+        expected = one.step(lambda: closure(alone, one, slice(None)))
+        assert torch.allclose(found, expected) and torch.equal(found, begin), (found, expected)
+        alike("closure", model, alone)
+        losses = []
+
 # Of a process set alone, whose other ranks keep their own gradients.
 first = hvd.add_process_set([0])
 model, other = new_model(), new_model()
@@ -138,6 +207,19 @@ for dense in (False, True):
     expected[0] = -1
     expected[1:n + 1] = -1 / n
     assert torch.allclose(table.weight, expected), (dense, table.weight)
+    torch.nn.init.zeros_(table.weight)
+    optimizer.zero_grad(set_to_none=True)
+    if me == 0:  # backward reaches it there alone
+        table(torch.tensor([0, 1])).sum().backward()
+    optimizer.step()
+    expected[:2], expected[2:] = -1 / n, 0
+    assert torch.allclose(table.weight, expected), (dense, table.weight)
+table = torch.nn.Embedding(6, 2, sparse=True)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0),
+                                     table.named_parameters())
+if me == 0:
+    table(torch.tensor([0, 1])).sum().backward()
+refused("say sparse_as_dense=True", hvd.HorovodInternalError, optimizer.step)
 
 # A group cannot have them.
 table = torch.nn.Embedding(6, 2, sparse=True)
@@ -187,16 +269,36 @@ with warnings.catch_warnings(record=True) as told:
     optimizer.step()
 assert "skip_synchronize()" in str(told[0].message)
 
-# What nobody waits for any more is forgotten, and so is an optimizer that nobody has.
+# What nobody waits for any more is over and forgotten. Rank 1 comes when rank 0 waits for it.
+if me == 1:
+    comes()
 loss_of(model, 0).backward()
 assert len(_handles) == 6
-optimizer.load_state_dict(optimizer.state_dict())
+told_that_it_waits("allreduce.", lambda: optimizer.load_state_dict(optimizer.state_dict()))
 assert not _handles
+optimizer.zero_grad()
+loss_of(model, 0).backward()
+optimizer.step()
+a, b = torch.ones(2 + me, requires_grad=True), torch.ones(3, requires_grad=True)
+failing = hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0), [("a", a), ("b", b)])
+a.sum().backward()
+if me == 0:
+    b.sum().backward()
+else:
+    comes()
+told_that_it_waits("allreduce.b", lambda: refused("'allreduce.a'", hvd.HorovodInternalError,
+                                                  failing.step))
+assert hvd.allreduce(torch.ones(1), name="b") == 1 and not _handles
+
+# And so is an optimizer that nobody has.
 gone, optimizer = weakref.ref(optimizer), None
 assert gone() is None
 loss_of(model, 0).backward()
 loss_of(model, 0).backward()
 assert not _handles
+gone, model, new = weakref.ref(model[0].weight), None, None
+gc.collect()
+assert gone() is None
 
 # The state of an optimizer, with and without one.
 for kind in (torch.optim.Adam, torch.optim.SGD):
@@ -213,6 +315,20 @@ for kind in (torch.optim.Adam, torch.optim.SGD):
          for key, state in optimizer.state_dict()["state"].items()])
     assert digest[0] == digest[1] and len(digest[0]) == (6 if kind is torch.optim.Adam else
                                                          len(digest[1]))
+
+# Hooks of a step are called once, also when the optimizer has got a state.
+for op in (hvd.Average, hvd.Adasum) if hasattr(torch.optim.Optimizer, "register_step_pre_hook") \
+        else ():
+    model, calls = new_model(), []
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()),
+                                         model.named_parameters(), op=op)
+    if me == 0:
+        optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("behind"))
+    loss_of(model, 0).backward()
+    optimizer.step()
+    assert calls == ["before", "behind"], calls
 
 # A batch norm over all ranks, and its gradients.
 x = torch.randn(4 * n, 3, 5, dtype=torch.float64)
@@ -254,6 +370,16 @@ for _ in range(3):  # the first time with an exchange
     hvd.allreduce(torch.ones(3), name="traced")
 hvd.stop_timeline()
 
+# It ends, and nothing else, where it cannot be written.
+pipe = sys.argv[1] + ".pipe"
+if me == 0:
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR)
+hvd.start_timeline(pipe, mark_cycles=True)
+if me == 0:
+    os.close(reader)
+hvd.allreduce(torch.ones(3), name="traced")
+hvd.stop_timeline()
 
 
 class Told(logging.StreamHandler):
@@ -275,11 +401,13 @@ def begin_again(**settings):
 
 
 # A rank that submits a tensor late is named. It comes when it was.
+os.environ["HOROVOD_TIMELINE"] = "/dev/full"
 begin_again(CHECK="0.3")
+del os.environ["HOROVOD_TIMELINE"]
 if me == 0:
     logging.getLogger("gradus.torch").addHandler(Told())
 else:
-    os.read(os.open(sys.argv[2], os.O_RDWR), 1)
+    comes()
 hvd.allreduce(torch.ones(2), name="late")
 # And one that never does ends the wait.
 begin_again(SHUTDOWN="0.6")
@@ -300,6 +428,8 @@ def test_horovod_optimizer_trains_as_one_process(torch_ranks, tmp_path):
     assert torch_ranks(2, PROGRAM, tmp_path / "trace.json", tmp_path / "told") == [["done"]] * 2
     assert "others wait for since 0.3 s" in torch_ranks.err
     assert "'allreduce.late' (rank 1)" in torch_ranks.err
+    assert torch_ranks.err.count(f"{tmp_path}/trace.json.pipe ends here: Broken pipe") == 1
+    assert torch_ranks.err.count("/dev/full ends here: No space left on device") == 1
     events = json.loads((tmp_path / "trace.json").read_text())
     assert [event["name"] for event in events].count("ALLREDUCE") == 3
     names = {event["args"]["name"] if event["ph"] == "M" else event["name"] for event in events}

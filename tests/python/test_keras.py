@@ -245,6 +245,8 @@ assert not hasattr(plain.optimizer, "_hvd_reduction") and "Adam" in str(type(pla
 loaded = hvd.load_model(path)
 assert int(value_of(loaded.optimizer.iterations)) == 18
 refused(["distributed already"], lambda: hvd.DistributedOptimizer(loaded.optimizer))
+plain = type(loaded.optimizer).from_config(loaded.optimizer.get_config())
+assert type(plain) is type(keras.optimizers.Adam()), type(plain)
 train(loaded, slice(me, None, n), 32, epochs=1)
 train(alone, slice(None), 32 * n, epochs=1)
 close("loaded", loaded.get_weights(), alone.get_weights(), 2e-4)

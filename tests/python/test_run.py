@@ -163,7 +163,22 @@ def test_run_checks_results_and_arguments(ranks):
                 gradus.run(*words)
             except gradus.Error as error:
                 print(str(error).splitlines()[0])
+        for call in (lambda: gradus.run(print, env={"Q": 3}),
+                     lambda: gradus.run(print, num_procs=2), lambda: gradus.run(print, arg=()),
+                     lambda: gradus.run(print, kwarg={}), lambda: gradus.run(print, workers=2),
+                     lambda: gradus.run(print, host="h"), lambda: gradus.run(print, xyzzy=1),
+                     lambda: gradus.distribute(print, num_proc=2),
+                     lambda: gradus.distribute(print, worker=2),
+                     lambda: gradus.jobs.train(print, train_parameter={})):
+            try:
+                call()
+            except gradus.InvalidError as error:
+                print(error)
         ''')
+    assert [line.partition("did you mean ")[2] for line in lines[4:]] == [
+        '"num_proc"?', '"args"?', '"kwargs"?', '"num_proc"?', '"hosts"?', "", '"workers"?',
+        '"workers"?', '"train_parameters"?']
+    assert lines[3] == "run: the variable 'Q' of env is 3; names and values are texts"
     assert "the result, a frame, cannot be pickled" in lines[0]
     assert "cannot be pickled" in lines[1] and "num_proc is 0" in lines[2]
 

@@ -74,6 +74,7 @@ def test_torch_operations_that_cannot_be_say_why(torch_ranks):
                      lambda: dist.all_reduce(torch.ones(2 + me).to_sparse()),
                      lambda: dist.all_reduce(torch.ones(2, device="meta")),
                      lambda: dist.all_reduce(x, dist.ReduceOp.BAND),
+                     lambda: dist.all_reduce(x, dist._make_nccl_premul_sum(2.0)),
                      lambda: dist.all_to_all_single(torch.ones(2), x, [1, 2], [1, 1])):
             try:
                 call()
@@ -101,15 +102,16 @@ def test_torch_operations_that_cannot_be_say_why(torch_ranks):
         except RuntimeError as error:
             print(error)
         ''')
-    barrier, late = lines[0][6:8]
+    barrier, late = lines[0][7:9]
     assert "rank 1 did not come to the monitored barrier within 0.02 s" in barrier
     assert "not over after 0.01 s" in late
-    for own in (lines[0][:6] + lines[0][8:], lines[1]):
-        sparse, greatest, sizes, device, bits, splits, shapes = own
+    for own in (lines[0][:7] + lines[0][9:], lines[1]):
+        sparse, greatest, sizes, device, bits, factor, splits, shapes = own
         assert "to_dense" in sparse and "max of a sparse tensor" in greatest
         assert "of shape [2]" in sizes and "of shape [3]" in sizes
         assert "meta" in device and "2 rows" in splits
         assert "f32" in bits and "band" in bits
+        assert "the operation PREMUL_SUM is not one of sum, average" in factor
         for words in ("rank 1", "3 f32", "4 f32"):
             assert words in shapes
 

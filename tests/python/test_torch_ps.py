@@ -5,8 +5,10 @@
 
 BEGIN = '''
 import copy
+import gc
 import io
 import os
+import weakref
 import torch
 from torch import nn
 import gradus
@@ -161,6 +163,7 @@ for words, call in (
         ("parameters are those", lambda: optimizer.add_param_group({"params": []})),
         ("padding_idx", lambda: Embedding(3, 1, padding_idx=3)),
         ("by 4", lambda: Embedding(20, 5).attach(client.find("words"))),
+        ("take torch.int32", lambda: model.words(torch.tensor([0.5, 1.0]))),
         ("0 to 20", lambda: model.words(torch.tensor([0, 20])))):
     refused(words, call)
 print("ok")
@@ -354,6 +357,12 @@ optimizer.zero_grad()
 line(torch.ones(1, 2)).sum().backward()
 optimizer.step()
 close_to(line.weight, begin - 1.0)
+
+# Nothing keeps parameters that nobody has.
+gone = weakref.ref(line.weight)
+optimizer = line = None
+gc.collect()
+assert gone() is None
 print("ok")
 '''
 

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """gradus.torchrun: the flags of torchrun, on one node and on several."""
 import os
+import pathlib
 import socket
 import subprocess
 import sys
 
 import pytest
 
-from conftest import blackbox
+from conftest import BEFORE_TORCH, blackbox, pythons_with
 
 ALL = """all=$(env | grep -E "^(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|ROLE_RANK|\
 GROUP_WORLD_SIZE|ROLE_NAME|ROLE_WORLD_SIZE|TORCHELASTIC_.*)=" | sort | tr "\\n" " ")
@@ -150,6 +151,44 @@ def test_torchrun_takes_flags_without_effect(torchrun):
     _, err = torchrun("--monitor-interval=5", "--start_method", "spawn", "--virtual-local-rank",
                       "--local-addr", "h", "--no-python", "true")
     assert err.count("has no effect: ") == 4
+
+
+def test_torchrun_gives_workers_time_to_end(torchrun):
+    node = torchrun.start("--shutdown_timeout=1000", "--no-python", "sh", "-c",
+                          "echo up; exec sleep 1000")
+    assert blackbox.read_lines(node.stdout, 1) == ["up"]
+    words = pathlib.Path(f"/proc/{node.pid}/cmdline").read_bytes().split(b"\0")
+    assert words[words.index(b"--grace") + 1] == b"1000s"
+    node.terminate()
+    node.communicate(timeout=blackbox.TIMEOUT_S)
+
+
+def test_torchrun_prints_what_completes_its_flags(torchrun):
+    try:
+        import shtab  # noqa: F401
+    except ImportError:
+        assert "pip install shtab" in torchrun("--print-completion", "bash", code=1)[1]
+    else:
+        assert "--nproc-per-node" in torchrun("--print-completion", "bash")[0]
+
+
+FLAGS = '''
+from torch.distributed.run import get_args_parser
+from gradus import torchrun
+
+def flags(parser):
+    return {word: action.nargs == 0 for action in parser._actions for word in action.option_strings}
+
+own = flags(torchrun._parser())
+print({word: alone for word, alone in flags(get_args_parser()).items() if own.get(word) != alone})
+'''
+
+
+@pytest.mark.parametrize("python", pythons_with("torch", "Debian: python3-torch"))
+def test_torchrun_takes_each_flag_of_torchs(ranks, python):
+    done = subprocess.run([python, ranks.write(FLAGS)], text=True, capture_output=True,
+                          env=ranks.gradus.environment({**ranks.environment, **BEFORE_TORCH}))
+    assert done.stdout == "{}\n", done.stdout + done.stderr
 
 
 def test_torchrun_counts_workers(torchrun):

@@ -9,7 +9,13 @@ from ._backends import Compression, reduce_gradients
 from ._framework import IS_3, keras
 
 
-class _Local:
+class _Common:
+    @classmethod
+    def from_config(cls, config: Any, *arguments: Any, **words: Any) -> Any:
+        """The optimizer without Gradus, as of a file: what distributes it is no part of the
+        configuration."""
+        return cls.__bases__[1].from_config(config, *arguments, **words)
+
     def register_local_var(self, var: Any) -> None:
         """The gradient of this variable stays with its rank."""
         self._hvd_reduction.register_local(var)
@@ -18,7 +24,7 @@ class _Local:
         return reduce_gradients(gradients, variables, self._hvd_reduction)
 
 
-class _Distributed(_Local):
+class _Distributed(_Common):
     """Of Keras 3. Gradients are reduced before anything else is done with them; those that add up
     over several passes when the step is made of them."""
 
@@ -49,7 +55,7 @@ class _Distributed(_Local):
                 variable.assign(old + change)
 
 
-class _DistributedKeras2(_Local):
+class _DistributedKeras2(_Common):
     """Of tf-keras, and its optimizers of before."""
 
     def apply_gradients(self, grads_and_vars: Any, *arguments: Any, **words: Any) -> Any:

@@ -2,10 +2,11 @@
 """The buckets of DistributedDataParallel in pages that peers on the host read and write: nothing is
 copied between a bucket and the sum."""
 import weakref
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Set
 
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from .._future import Held
 from .._library import lib
@@ -45,7 +46,7 @@ class SharedBuckets:
                                "the model has, of init_process_group(\"gradus\") or "
                                "new_group(backend=\"gradus\")", operation="SharedBuckets")
         self._group = group
-        self._seen: Dict[int, int] = {}  # where a bucket begins, and its bytes
+        self._seen: Set[StorageWeakRef] = set()  # the memory of buckets
         self._shared: Dict[int, torch.Tensor] = {}  # where the pages of a bucket begin
         weakref.finalize(self, _give_back, group.communicator, self._shared).atexit = False
 
@@ -55,11 +56,13 @@ class SharedBuckets:
         return sum(one.numel() * one.element_size() for one in self._shared.values())
 
     def _share(self, bucket: torch.Tensor) -> None:
-        """DistributedDataParallel makes its buckets anew behind the first step. What comes a second
-        time stays."""
+        """DistributedDataParallel makes its buckets anew behind the first step, and others in
+        each step of a rank that has joined, perhaps at the same address. What comes a second time
+        stays."""
         begin, size = bucket.data_ptr(), bucket.numel() * bucket.element_size()
-        if self._seen.get(begin) != size:
-            self._seen[begin] = size
+        memory = StorageWeakRef(getattr(bucket, "untyped_storage", bucket.storage)())  # torch 2
+        if memory not in self._seen:
+            self._seen = {one for one in self._seen if not one.expired()} | {memory}
             return
         pages = (begin // _PAGE + 1) * _PAGE  # other things may live in the first and the last one
         if pages not in self._shared and _call(self._group.communicator, lib.gr_register, pages,

@@ -44,7 +44,9 @@ def _op_name(opts: Any) -> str:
     for known, name in _OPS:
         if op == known:
             return name
-    raise InvalidError(f"the operation {op} is not one of {', '.join(name for _, name in _OPS)}")
+    given = str(getattr(op, "op", op)).rpartition(".")[2]  # PREMUL_SUM has a factor besides
+    raise InvalidError(f"the operation {given} is not one of "
+                       f"{', '.join(name for _, name in _OPS)}")
 
 
 def _root(opts: Any) -> int:

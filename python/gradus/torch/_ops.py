@@ -8,8 +8,8 @@ import torch
 from .._engine import Request, Signature
 from .._execute import Arrays, adasum, kind_of
 from .._submit import *  # noqa: F401,F403
-from .._submit import (Adasum, Average, Handle, Made, Max, Min, Product, ReduceOp, Sum, name_of,
-                       op_of, root_of, splits_of, submit, synchronize)
+from .._submit import (Adasum, Average, Handle, Made, Max, Min, Product, ReduceOp, Sum,
+                       check_types, name_of, op_of, root_of, splits_of, submit, synchronize)
 from .._submit import __all__ as _names_of_submit
 from .._world import ProcessSet, global_process_set, world
 from ..errors import InvalidError
@@ -74,6 +74,8 @@ def _reduce(tensors: Sequence[torch.Tensor], targets: Optional[Sequence[torch.Te
             single: bool, wake: bool) -> Any:
     """Allreduces into `targets`, or into new tensors."""
     dense = [_dense(tensor, "allreduce") for tensor in tensors]
+    parts = _parts(dense)
+    check_types(op, "allreduce", (dtype for dtype, _ in parts))
     if targets is None:
         outputs = results = [torch.empty_like(tensor) for tensor in dense]
         put_back: List[Tuple[torch.Tensor, torch.Tensor]] = []
@@ -91,8 +93,8 @@ def _reduce(tensors: Sequence[torch.Tensor], targets: Optional[Sequence[torch.Te
                     output.zero_()
             _tensors.put_back(put_back)
             return value
-    request = Request(name, Signature("allreduce", op.op, -1, prescale, postscale, _parts(dense)),
-                      dense, outputs, result, isinstance(name, Made), arrays=_arrays)
+    request = Request(name, Signature("allreduce", op.op, -1, prescale, postscale, parts), dense,
+                      outputs, result, isinstance(name, Made), arrays=_arrays)
     return submit(request, process_set, wake)
 
 

@@ -3,10 +3,11 @@
 import contextlib
 import warnings
 import weakref
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import torch
 
+from .._engine import HorovodInternalError
 from .._objects import broadcast_object
 from .._submit import forget
 from .._world import ProcessSet, global_process_set, size, world
@@ -44,6 +45,14 @@ class _Wrapper:
                              "name in named_parameters; name all, or pass none")
         self._parameter_names: Dict[torch.Tensor, str] = {one: name for name, one in named}
 
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        """As the optimizer's; all ranks add the same. Parameters that named_parameters has not
+        named have the name of their place."""
+        super().add_param_group(param_group)
+        at = len(self.param_groups) - 1
+        for j, one in enumerate(self.param_groups[at]["params"]):
+            self._parameter_names.setdefault(one, f"noname.{at}.{j}")
+
 
 class _Distributed(_Wrapper):
     """In front of the class of the optimizer, whose attributes it shares: its own begin with
@@ -63,19 +72,27 @@ class _Distributed(_Wrapper):
         self._hvd_synchronized = False
         self._hvd_should_synchronize = True
         self._hvd_hooks: List[Any] = []  # they must live
-        self._hvd_parameters = [one for group in self.param_groups for one in group["params"]
-                                if one.requires_grad]
-        self._hvd_left = {one: backward_passes_per_step for one in self._hvd_parameters}
+        self._hvd_left: Dict[torch.Tensor, int] = {}  # passes, of all that are reduced
         self._hvd_groups: Dict[torch.Tensor, Tuple[str, List[torch.Tensor]]] = {}
         self._hvd_come: Dict[str, set] = {}
-        self._hvd_sparse_dims: Dict[torch.Tensor, int] = {}
+        self._hvd_sparse_dims: Dict[torch.Tensor, int] = {}  # of those whose gradients are sparse
         # As in Horovod gradients of a process that stays alone are its own, as often as they come.
         self._hvd_reduces = process_set.included() and (size() > 1 or world.elastic)
+        self._hvd_take()
         if process_set.included():
             self._hvd_make_groups(groups)
-        if self._hvd_reduces:
-            for parameter in self._hvd_parameters:
-                self._hvd_hook(parameter)
+
+    def _hvd_take(self) -> None:
+        """Parameters that are new, or need a gradient since now, are reduced."""
+        for one in [one for group in self.param_groups for one in group["params"]]:
+            if one.requires_grad and one not in self._hvd_left:
+                self._hvd_left[one] = self.backward_passes_per_step
+                if self._hvd_reduces:
+                    self._hvd_hook(one)
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        self._hvd_take()
 
     def _hvd_make_groups(self, groups: Groups) -> None:
         """A group is reduced when all of its gradients are there."""
@@ -85,7 +102,7 @@ class _Distributed(_Wrapper):
             if groups < 0:
                 raise ValueError(f"groups is {groups}; it is a number of groups, or a list of "
                                  "lists of parameters")
-            by_name = {self._parameter_names[one]: one for one in self._hvd_parameters}
+            by_name = {self._parameter_names[one]: one for one in self._hvd_left}
             # Rank 0's order counts: the sets of names may be ordered differently elsewhere.
             order = broadcast_object(list(by_name), self._hvd_set.ranks[0], name="hvd.groups",
                                      process_set=self._hvd_set)
@@ -110,7 +127,7 @@ class _Distributed(_Wrapper):
     def _hvd_hook(self, parameter: torch.Tensor) -> None:
         reference = weakref.ref(self)  # the parameter may outlive this optimizer
 
-        def hook(*_: Any) -> None:
+        def hook(parameter: torch.Tensor) -> None:
             optimizer = reference()
             if optimizer is not None:
                 optimizer._hvd_ready(parameter)
@@ -129,10 +146,11 @@ class _Distributed(_Wrapper):
 
     def _hvd_submit(self, parameter: torch.Tensor) -> None:
         if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        if parameter.grad.is_sparse and self._hvd_sparse_as_dense:
+            parameter.grad = self._hvd_zeros(parameter)
+        if parameter.grad.is_sparse:
             self._hvd_sparse_dims[parameter] = parameter.grad.sparse_dim()
-            parameter.grad = parameter.grad.to_dense()
+            if self._hvd_sparse_as_dense:
+                parameter.grad = parameter.grad.to_dense()
         name = self._parameter_names[parameter]
         if parameter.grad.is_sparse and parameter in self._hvd_groups:
             raise ValueError(f"the gradient of {name} is sparse, and a group is reduced as one "
@@ -151,6 +169,15 @@ class _Distributed(_Wrapper):
                                   **factors)
         self._hvd_handles[parameter] = handle, (travels, context)
 
+    def _hvd_zeros(self, parameter: torch.Tensor) -> torch.Tensor:
+        """A gradient, of the kind that this parameter has had."""
+        dims = self._hvd_sparse_dims.get(parameter)
+        if dims is None:
+            return torch.zeros_like(parameter)
+        shape = parameter.shape
+        return torch.sparse_coo_tensor(torch.zeros(dims, 0, dtype=torch.int64),
+                                       parameter.new_zeros(0, *shape[dims:]), shape)
+
     def _hvd_submit_group(self, parameter: torch.Tensor, factors: Dict[str, float]) -> None:
         name, members = self._hvd_groups[parameter]
         come = self._hvd_come.setdefault(name, set())
@@ -168,36 +195,53 @@ class _Distributed(_Wrapper):
 
     def synchronize(self) -> None:
         """Waits until all gradients are the ranks' averages. Those that backward has not reached
-        count as zeros."""
+        count as zeros: sparse ones where an earlier one of the parameter was sparse."""
         if not self._hvd_reduces:
             self._hvd_synchronized = True
             return
-        for parameter in self._hvd_parameters:
+        self._hvd_take()
+        for parameter in self._hvd_left:
             if parameter not in self._hvd_handles:
                 self._hvd_submit(parameter)
         try:
             # All of a group have been waited for when the first one of it has.
-            for parameter, (handle, _) in self._hvd_handles.items():
-                if callable(handle):
-                    parameter.grad = handle()
-                elif handle is not None:
-                    synchronize(handle)
+            for parameter, (handle, travelled) in self._hvd_handles.items():
+                self._hvd_wait(parameter, handle)
+                self._hvd_handles[parameter] = None, travelled  # after Ctrl-C it goes on from here
             for parameter, (_, travelled) in self._hvd_handles.items():
                 if travelled is not None:
                     found = self._hvd_compression.decompress(*travelled)
                     if found is not parameter.grad:
                         parameter.grad.copy_(found)
-                if parameter in self._hvd_sparse_dims:  # its optimizer may want nothing else
+                if self._hvd_sparse_as_dense and parameter in self._hvd_sparse_dims:
+                    # Its optimizer may want nothing else.
                     parameter.grad = parameter.grad.to_sparse(self._hvd_sparse_dims[parameter])
-        finally:
+        except Exception:
             self._hvd_reset()
+            raise
+        self._hvd_reset()
         self._hvd_synchronized = True
 
+    def _hvd_wait(self, parameter: torch.Tensor, handle: Any) -> None:
+        try:
+            if callable(handle):
+                parameter.grad = handle()
+            elif handle is not None:
+                synchronize(handle)
+        except HorovodInternalError as error:
+            name = self._parameter_names[parameter]
+            if f"'allgather.{name}." not in str(error):
+                raise
+            raise HorovodInternalError(
+                f"{error}; the gradient of {name} is sparse on some ranks, and others, which have "
+                "had none of it yet, do not know: say sparse_as_dense=True") from error
+
     def _hvd_reset(self) -> None:
+        """What is under way is waited for, and counts no more."""
         for handle, _ in self._hvd_handles.values():
             forget(handle)
-        self._hvd_handles, self._hvd_come, self._hvd_sparse_dims = {}, {}, {}
-        self._hvd_left = dict.fromkeys(self._hvd_parameters, self.backward_passes_per_step)
+        self._hvd_handles, self._hvd_come = {}, {}
+        self._hvd_left = dict.fromkeys(self._hvd_left, self.backward_passes_per_step)
 
     @contextlib.contextmanager
     def skip_synchronize(self):
@@ -212,18 +256,34 @@ class _Distributed(_Wrapper):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """So many backward passes come before each step() from now on."""
         self.backward_passes_per_step = passes
-        self._hvd_left = dict.fromkeys(self._hvd_parameters, passes)
+        self._hvd_left = dict.fromkeys(self._hvd_left, passes)
 
     def step(self, closure: Any = None) -> Any:
-        """Waits for the gradients, and makes the step of the optimizer."""
+        """Waits for the gradients, and makes the step of the optimizer. Those that a closure makes
+        are waited for behind each call of it. An optimizer that decides by the loss, as LBFGS does,
+        wants the same one on all ranks: the closure returns hvd.allreduce(loss)."""
         if self._hvd_should_synchronize:
             if self._hvd_synchronized:
                 warnings.warn("optimizer.step() called without optimizer.skip_synchronize() after "
                               "optimizer.synchronize(): gradients are reduced a second time; call "
                               "it in `with optimizer.skip_synchronize():`")
+            if closure is None:
+                self.synchronize()
+            else:
+                closure = self._hvd_synchronizing(closure)
+        try:
+            return super().step() if closure is None else super().step(closure)
+        finally:
+            self._hvd_synchronized = False
+
+    def _hvd_synchronizing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            loss = closure()
             self.synchronize()
-        self._hvd_synchronized = False
-        return super().step() if closure is None else super().step(closure)
+            return loss
+        return run
+
+    step.hooked = True  # for torch: its hooks of a step are called by the step within this one
 
     def zero_grad(self, *arguments: Any, **named: Any) -> None:
         """As the optimizer's; not while gradients are under way."""
@@ -233,7 +293,7 @@ class _Distributed(_Wrapper):
         super().zero_grad(*arguments, **named)
 
     def load_state_dict(self, *arguments: Any, **named: Any) -> None:
-        """As the optimizer's. What was under way is forgotten."""
+        """As the optimizer's. Gradients that are under way are waited for, and forgotten."""
         self._hvd_reset()
         self._hvd_synchronized = False
         super().load_state_dict(*arguments, **named)
@@ -282,6 +342,8 @@ class _DistributedAdasum(_Wrapper):
                 delta = self._hvd_compression.decompress(synchronize(handle), context)
                 parameter.copy_(start + delta)
         return loss
+
+    step.hooked = True  # as above
 
 
 def DistributedOptimizer(  # noqa: N802

@@ -34,12 +34,13 @@ def put_back(pairs: Sequence[Tuple[torch.Tensor, torch.Tensor]]) -> None:
             tensor.detach().copy_(one)
 
 
-def call_after_gradient(parameter: torch.Tensor, hook: Callable[..., None]) -> Any:
-    """Calls `hook` whenever a backward pass has added to parameter.grad. The caller keeps what it
-    returns."""
+def call_after_gradient(parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
+    """Calls `hook` with the parameter whenever a backward pass has added to parameter.grad. The
+    caller keeps what it returns. A hook that holds the parameter itself would keep it for ever:
+    torch's references among tensors are no cycles that Python finds."""
     if hasattr(parameter, "register_post_accumulate_grad_hook"):  # torch 2.1
         return parameter.register_post_accumulate_grad_hook(hook)
     with torch.enable_grad():
         accumulator = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
-    accumulator.register_hook(hook)
+    accumulator.register_hook(lambda *_: hook(parameter))
     return accumulator

@@ -74,11 +74,14 @@ class Embedding(torch.nn.Module):
         self._table = table
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
-        """The rows of these numbers. Raises InvalidError (a row that there is not),
-        PeerLostError."""
+        """The rows of these numbers. Raises InvalidError (a row that there is not, numbers
+        that are not whole), PeerLostError."""
         if self._table is None:
             raise InvalidError("the embedding has no table yet; make a gradus.torch.ps.Optimizer "
                                "of the model first, or attach() one", operation="Embedding")
+        if input.dtype not in (torch.int32, torch.int64):
+            raise InvalidError(f"the rows are named by {input.dtype}; take torch.int32 or "
+                               "torch.int64", rank=self._table.client.rank, operation="Embedding")
         used, places = torch.unique(input, return_inverse=True)  # in ascending order
         used = used.cpu()
         if len(used) and not (0 <= used[0] and used[-1] < self.num_embeddings):
@@ -327,18 +330,19 @@ class Optimizer(torch.optim.Optimizer):
 
     def _push_when_there(self, item: _Item) -> Any:
         reference = weakref.ref(self)  # the parameter may outlive this optimizer
+        name = item.tensor.name
 
-        def hook(*_: Any) -> None:
+        def hook(_: torch.Tensor) -> None:
             optimizer = reference()
             if optimizer is None:
                 return
-            if item.tensor.name in optimizer._pushed:
-                raise InvalidError(f'the gradient of "{item.tensor.name}" has come a second time, '
-                                   "and was pushed the first time; call step() behind each "
-                                   "backward pass, or do without overlap=True",
-                                   rank=optimizer.client.rank, operation="Optimizer")
+            if name in optimizer._pushed:
+                raise InvalidError(f'the gradient of "{name}" has come a second time, and was '
+                                   "pushed the first time; call step() behind each backward pass, "
+                                   "or do without overlap=True", rank=optimizer.client.rank,
+                                   operation="Optimizer")
             try:
-                optimizer._push_early(item)
+                optimizer._push_early(optimizer._early[name])
             except NotFiniteError:  # so it is for step(), which raises it
                 pass
         return _tensors.call_after_gradient(item.param, hook)
