@@ -28,8 +28,8 @@ enum {
     AXES_MAX = 8,
     RUNS_MAX = 1000,
     WORDS_MAX = 12 + 2 * AXES_MAX,
-    METRICS_BYTES_MAX = 64 << 20,
-    POLL_MS = 100, /* where a kernel has no descriptors of processes */
+    TAIL_BYTES_MAX = 64 << 20, /* of metrics.jsonl, with its last line */
+    POLL_MS = 100,             /* where a kernel has no descriptors of processes */
     NOT_STARTED = 127
 };
 
@@ -252,13 +252,32 @@ static double number_of(const json_t *object, const char *key)
     return json_is_number(value) ? json_number_value(value) : (double)NAN;
 }
 
+/* Heap memory (free); NULL: it cannot be read. */
+static char *read_tail(const char *path, size_t *size_out)
+{
+    FILE *file = fopen(path, "re");
+    char *text = NULL;
+    if (file != NULL && fseeko(file, 0, SEEK_END) == 0) {
+        off_t end = ftello(file), first = end > TAIL_BYTES_MAX ? end - TAIL_BYTES_MAX : 0;
+        if (end > 0 && fseeko(file, first, SEEK_SET) == 0) {
+            text = malloc((size_t)(end - first));
+        }
+        *size_out = text != NULL ? fread(text, 1, (size_t)(end - first), file) : 0;
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+    return text;
+}
+
 /* What its last line of metrics.jsonl says. */
 static void read_result(sweep_run *run)
 {
-    char path[PATH_MAX], *text = NULL;
+    char path[PATH_MAX];
     size_t size = 0;
     snprintf(path, sizeof path, "%s/metrics.jsonl", run->folder);
-    if (gr_file_read(path, METRICS_BYTES_MAX, &text, &size, NULL) != GR_OK) {
+    char *text = read_tail(path, &size);
+    if (text == NULL) {
         return;
     }
     while (size > 0 && text[size - 1] == '\n') {
@@ -343,17 +362,27 @@ static gr_status print_json(const sweep *s, const sweep_run *run, gr_diag *diag)
         diag);
 }
 
+/* Blanks for one that there is none of. */
+static void print_number(int width, int decimals, double value, const char *unit)
+{
+    if (isnan(value)) {
+        printf("%*s", width + (int)strlen(unit), "");
+    } else {
+        printf("%*.*f%s", width, decimals, value, unit);
+    }
+}
+
 static void print_row(const sweep *s, const sweep_run *run)
 {
     if (run->code == GR_EXIT_RESUME) {
         printf("%9s  %9s  %9s  %8s", "stopped", "", "", "");
     } else if (run->code != GR_EXIT_DONE) {
         printf("%9s  %9s  %9s  %8s", "failed", "", "", "");
-    } else if (isnan(run->test_accuracy)) {
-        printf("%9s  %9.4f  %9.4f  %8.1f", "", run->test_loss, run->loss, run->seconds);
     } else {
-        printf("%7.2f %%  %9.4f  %9.4f  %8.1f", 100 * run->test_accuracy, run->test_loss, run->loss,
-               run->seconds);
+        print_number(7, 2, 100 * run->test_accuracy, " %");
+        print_number(11, 4, run->test_loss, "");
+        print_number(11, 4, run->loss, "");
+        print_number(10, 1, run->seconds, "");
     }
     printf("  %s ", run->folder);
     for (int i = 0; i < s->axis_count; i++) {
