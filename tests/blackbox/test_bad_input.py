@@ -164,6 +164,7 @@ def test_sweep_of_what_is_wrong_starts_nothing(gradus, job, tmp_path):
     expect_refused(gradus("sweep", job(), "--set", "epochs=1,many"), "--set epochs=many: ")
     expect_refused(gradus("sweep", job()), "say which values")
     expect_refused(gradus("sweep", job(), "--set", "epochs"), "key=value,value")
+    expect_refused(gradus("sweep", job(), "--set", "output=a,b"), "--set output=a,b", "--output")
     assert not (tmp_path / "out").exists()
 
 
@@ -193,6 +194,48 @@ def test_sweep_that_is_asked_to_end_lists_what_it_has_done(gradus, job, tmp_path
     assert list((tmp_path / "out/sweep/run-002/checkpoints").glob("step-*"))
     assert not (tmp_path / "out/sweep/run-003").exists()
     gradus.wait_for_nothing()
+    expect_refused(gradus("sweep", job(), "-np", 1, "--set", "epochs=1,1000000,2"),
+                   "out/sweep/run-002/checkpoints holds checkpoints", "--resume", "(--output)")
+
+
+CHECKPOINTS = """\
+checkpoint:
+  to: ck
+  every: 1 epoch
+"""
+
+
+def test_sweep_of_a_job_with_checkpoints_gives_each_run_a_folder_and_goes_on(gradus, job, tmp_path):
+    path = job(text=JOB + CHECKPOINTS)
+    line = ["sweep", path, "--set", "epochs=1,2", "--json"]
+    first = gradus(*line)
+    assert first.returncode == 0, first
+    assert not (tmp_path / "ck").exists()
+    for run, steps in (("run-001", 4), ("run-002", 8)):
+        assert list((tmp_path / f"out/sweep/{run}/checkpoints").glob(f"step-*{steps}")), run
+    expect_refused(gradus(*line), "out/sweep/run-001/checkpoints", "--resume", "(--output)")
+    metrics = tmp_path / "out/sweep/run-001/metrics.jsonl"
+    metrics.write_text('{"event":"note"}\n' * (4 << 20) + metrics.read_text())
+    again = gradus(*line, "--resume")
+    assert again.returncode == 0, again
+    results = [[(row["output"], row["test_loss"], row["test_accuracy"])
+                for row in map(json.loads, done.stdout.splitlines())] for done in (first, again)]
+    assert results[0] == results[1]
+    log = (tmp_path / "out/sweep/run-002/log.txt").read_text()
+    assert log.count("test accuracy") == 2, log
+
+
+def test_sweep_places_checkpoints_by_their_key(gradus, job, tmp_path):
+    done = gradus("sweep", job(text=JOB + CHECKPOINTS), "--set", "checkpoint.to=a,b")
+    assert done.returncode == 0, done
+    assert list((tmp_path / "a").glob("step-*")) and list((tmp_path / "b").glob("step-*"))
+
+
+def test_sweep_without_test_samples_shows_no_test_loss(gradus, job):
+    done = gradus("sweep", job(("  test_count: 8\n", "")), "--set", "epochs=1")
+    assert done.returncode == 0, done
+    row = done.stdout.splitlines()[1].split()
+    assert len(row) == 4 and row[2:] == ["out/sweep/run-001", "epochs=1"], done.stdout
 
 
 def test_set_is_for_job_files(gradus):
