@@ -238,8 +238,12 @@ def test_sweep_without_test_samples_shows_no_test_loss(gradus, job):
     assert len(row) == 4 and row[2:] == ["out/sweep/run-001", "epochs=1"], done.stdout
 
 
-def test_set_is_for_job_files(gradus):
-    expect_refused(gradus("run", "--set", "epochs=1", "true"), "--set is for job files")
+@pytest.mark.parametrize("flags", [
+    ["--set", "epochs=1"], ["--output", "out"], ["--checkpoint-every", "1 epoch"],
+    ["--checkpoint-to", "ck"], ["--json"], ["--resume"],
+])
+def test_flags_of_job_files_are_refused_for_commands(gradus, flags):
+    expect_refused(gradus("run", *flags, "true"), f"{flags[0]} is for job files")
 
 
 @pytest.mark.parametrize("variable, value, says", [
