@@ -238,6 +238,23 @@ def test_sweep_without_test_samples_shows_no_test_loss(gradus, job):
     assert len(row) == 4 and row[2:] == ["out/sweep/run-001", "epochs=1"], done.stdout
 
 
+@pytest.mark.parametrize("words, says", [
+    (["-np", 2, "none.yaml"], "none.yaml"),
+    (["-np", 2, "--set", "epochs=many", "job.yaml"], "--set epochs=many: "),
+    (["-np", 2, "--max-workers", 1, "job.yaml"], "--max-workers 1 is less than"),
+    (["-np", 2, "--min-workers", 3, "true"], "--min-workers 3 is more than"),
+    (["--spare", 1, "true"], "(--min-workers)"),
+    (["--servers-file", "servers", "true"], "--servers-file is for"),
+    (["--cluster", "cluster.yaml", "job.yaml"], "--cluster is for --dry-run"),
+    (["--stdin", "none.txt", "true"], "none.txt"),
+])
+def test_what_is_wrong_is_said_before_hosts_are_waited_for(gradus, job, words, says):
+    job()
+    done = gradus("run", "--listen", "127.0.0.1:0", "--start-timeout", "1s", *words,
+                  env={"GRADUS_JOIN_TOKEN": "0123456789abcdef0123456789abcdef"})
+    expect_refused(done, says)
+
+
 @pytest.mark.parametrize("flags", [
     ["--set", "epochs=1"], ["--output", "out"], ["--checkpoint-every", "1 epoch"],
     ["--checkpoint-to", "ck"], ["--json"], ["--resume"],
