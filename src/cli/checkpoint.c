@@ -439,16 +439,10 @@ static int convert(const checkpoint_options *options, const char *from, const ch
         (void)gr_fail(&diag, GR_E_INVALID, "%s is there already; --force replaces it", to);
         return input_fail(&diag);
     }
-    char folder[PATH_MAX];
-    const char *slash = strrchr(to, '/');
-    int size = slash == NULL ? 1 : slash == to ? 1 : (int)(slash - to);
-    snprintf(folder, sizeof folder, "%.*s", size, slash == NULL ? "." : to);
-    if (stat(folder, &info) != 0 || !S_ISDIR(info.st_mode)) {
-        (void)gr_fail(&diag, GR_E_NOT_FOUND, "%s cannot be written: there is no folder %s", to,
-                      folder);
-        return input_fail(&diag);
+    gr_status status = gr_cli_check_target(to, &diag);
+    if (status == GR_OK) {
+        status = gr_cli_open_checkpoint(from, options->best, &checkpoint, &diag);
     }
-    gr_status status = gr_cli_open_checkpoint(from, options->best, &checkpoint, &diag);
     if (status == GR_OK) {
         status = gr_checkpoint_read_bytes(checkpoint, GR_CHECKPOINT_MODEL, &data, &bytes, &diag);
     }

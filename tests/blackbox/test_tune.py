@@ -193,6 +193,7 @@ def test_tune_refuses(gradus, arguments, words):
     assert result.returncode == 2 and words in result.stderr
 
 
-def test_tune_that_cannot_write(gradus, tmp_path):
+def test_tune_that_cannot_write_measures_nothing(gradus, tmp_path):
     result = gradus("tune", "-np", 2, "-o", tmp_path / "missing" / "t.txt", *QUICK)
-    assert result.returncode == 1 and "missing" in result.stderr
+    assert result.returncode == 2 and "there is no folder" in result.stderr
+    assert "missing" in result.stderr and result.stdout == "", result
