@@ -153,6 +153,10 @@ def test_tune_writes_what_jobs_use(gradus, tuned, tmp_path, comm_script):
     assert gradus("tune", "-np", 2, "--link", "tcp", "-o", other, *QUICK).returncode == 0
     found = plan(gradus, "broadcast", "4k", "-np", 2, "--link", "tcp", "--tune", other)
     assert found["source"] == "measured"
+    # But not what is between hosts, of which there was one.
+    told = gradus("info", "--plan", "allreduce", "1m", "-np", 2, "--hosts", 2, "--link", "tcp",
+                  "--tune", other)
+    assert "assumed: 9.41 Gbit/s" in told.stdout and "made on one host\n" in told.stdout, told
 
 
 def test_tune_file_is_refused_where_it_does_not_fit(gradus, tuned, comm_script):
