@@ -403,6 +403,9 @@ static int run_job(gr_bench *bench, const gr_cli_line *line)
     if (status == GR_OK) {
         status = check_options(bench, ranks, line->arena, &diag);
     }
+    if (status == GR_OK && bench->options.plot != NULL) {
+        status = gr_cli_check_target(bench->options.plot, &diag);
+    }
     return status == GR_OK ? gr_self_launch(line->argc, line->argv, ranks, line->arena)
                            : gr_cli_refuse(status, &diag);
 }

@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "cli/cli.h"
 #include "train/checkpoint/checkpoint.h"
+#include "train/evaluation.h"
 
 #include <inttypes.h>
 #include <limits.h>
@@ -324,7 +325,8 @@ static difference compare_values(const gr_safetensors_entry *a, const gr_safeten
         double size = fmax(fabs((double)left), fabs((double)right));
         d.values++;
         d.largest = gap > d.largest || isnan(gap) ? gap : d.largest;
-        d.relative = size > 0 && gap / size > d.relative ? gap / size : d.relative;
+        double share = size > 0 ? fabs(gap / size) : gap; /* NaN, too, of infinity */
+        d.relative = share > d.relative || isnan(share) ? share : d.relative;
     }
     return d;
 }
@@ -354,11 +356,10 @@ static gr_status print_values(const checkpoint_options *options, const gr_safete
                               const difference *d, gr_diag *diag)
 {
     if (options->json) {
-        json_t *largest = isfinite(d->largest) ? json_real(d->largest) : json_null();
         json_t *object =
-            json_pack("{s:s, s:s, s:I, s:I, s:o, s:f}", "tensor", a->name, "difference", "values",
+            json_pack("{s:s, s:s, s:I, s:I, s:o, s:o}", "tensor", a->name, "difference", "values",
                       "values", (json_int_t)d->values, "of", (json_int_t)a->count, "largest",
-                      largest, "relative", d->relative);
+                      gr_json_number(d->largest), "relative", gr_json_number(d->relative));
         return gr_cli_print_json(object, diag);
     }
     printf("%-40s  %zu of %zu values differ, by %.3g at most, relatively by %.3g\n", a->name,
@@ -439,16 +440,10 @@ static int convert(const checkpoint_options *options, const char *from, const ch
         (void)gr_fail(&diag, GR_E_INVALID, "%s is there already; --force replaces it", to);
         return input_fail(&diag);
     }
-    char folder[PATH_MAX];
-    const char *slash = strrchr(to, '/');
-    int size = slash == NULL ? 1 : slash == to ? 1 : (int)(slash - to);
-    snprintf(folder, sizeof folder, "%.*s", size, slash == NULL ? "." : to);
-    if (stat(folder, &info) != 0 || !S_ISDIR(info.st_mode)) {
-        (void)gr_fail(&diag, GR_E_NOT_FOUND, "%s cannot be written: there is no folder %s", to,
-                      folder);
-        return input_fail(&diag);
+    gr_status status = gr_cli_check_target(to, &diag);
+    if (status == GR_OK) {
+        status = gr_cli_open_checkpoint(from, options->best, &checkpoint, &diag);
     }
-    gr_status status = gr_cli_open_checkpoint(from, options->best, &checkpoint, &diag);
     if (status == GR_OK) {
         status = gr_checkpoint_read_bytes(checkpoint, GR_CHECKPOINT_MODEL, &data, &bytes, &diag);
     }

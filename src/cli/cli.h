@@ -131,6 +131,9 @@ gr_status gr_cli_read_document(const char *name, const char *variable, int fd, c
                                size_t *size_out, gr_diag *diag) GR_MUST_CHECK;
 /* What `gradus run` tells a parameter server, as heap memory; NULL: no memory. */
 char *gr_cli_server_document(int64_t servers, int64_t replicas, const char *listen);
+/* Whether gr_file_replace may write `path`, for what takes long until it does: GR_E_NOT_FOUND,
+ * GR_E_INVALID. */
+gr_status gr_cli_check_target(const char *path, gr_diag *diag) GR_MUST_CHECK;
 /* 0, or GR_EXIT_FAILED with a sentence when stdout could not be written. */
 int gr_cli_flush(void);
 

@@ -295,15 +295,20 @@ static void print_ranges(explanation *e)
     printf("%s\n", first == last ? "" : " beyond");
 }
 
-/* For which network that is true. */
+/* For which network that is true. A file that was made on one host has the default costs. */
 static void print_network(const explanation *e)
 {
+    gr_cost_model defaults;
+    gr_cost_model_defaults(&defaults, GR_LINK_TCP);
     const gr_link_cost *wire = &e->selection.model.link[GR_MODEL_BETWEEN];
     if (e->topology.host_count > 1 && wire->host_byte_us > 0) {
-        bool tuned = strcmp(e->options->tune, "auto") != 0 && strcmp(e->options->tune, "off") != 0;
+        bool file = strcmp(e->options->tune, "auto") != 0 && strcmp(e->options->tune, "off") != 0;
+        bool measured = memcmp(wire, &defaults.link[GR_MODEL_BETWEEN], sizeof *wire) != 0;
         printf("network     %s %.3g Gbit/s and %.3g us between hosts%s\n",
-               tuned ? "measured:" : "assumed:", 8e-3 / wire->host_byte_us, wire->latency_us,
-               tuned ? "" : "; a job measures its own, `gradus simulate` takes any");
+               measured ? "measured:" : "assumed:", 8e-3 / wire->host_byte_us, wire->latency_us,
+               measured ? ""
+               : file   ? "; the file was made on one host"
+                        : "; a job measures its own, `gradus simulate` takes any");
     }
 }
 

@@ -138,24 +138,21 @@ static gr_status check_roles(gr_cli_run *run, gr_diag *diag)
     return status;
 }
 
-/* How many, for a command, and with how few. */
-static gr_status check_workers(gr_cli_run *run, gr_diag *diag)
+/* How many, for a command, and with how few: also before hosts are waited for, when the workers may
+ * not be counted and the job not read yet. */
+static gr_status check_numbers(gr_cli_run *run, gr_diag *diag)
 {
-    gr_run_options *options = &run->options;
-    if (options->workers == 0) {
-        options->workers = gr_run_room(run);
-    }
-    if (options->replicas < 0) {
-        options->replicas = 1; /* for a command, which says nothing of it */
-    }
+    const gr_run_options *options = &run->options;
+    bool counted = options->workers > 0, command = run->job_path == NULL;
+    bool whole = command || run->document != NULL;
     if (options->workers_max > 0 && options->workers_max < options->workers) {
         return gr_fail(diag, GR_E_INVALID,
                        "run: --max-workers %lld is less than the %lld workers that the job starts "
                        "with",
                        (long long)options->workers_max, (long long)options->workers);
     }
-    bool goes = options->workers_max > options->workers || options->spares > 0;
-    if (run->job_path == NULL && options->workers_min == 0 && goes) {
+    bool goes = (counted && options->workers_max > options->workers) || options->spares > 0;
+    if (command && options->workers_min == 0 && goes) {
         return gr_fail(diag, GR_E_INVALID,
                        "run: %s is for a command that can take workers in (gr_comm_renew); say "
                        "with how few it goes on (--min-workers)",
@@ -167,8 +164,8 @@ static gr_status check_workers(gr_cli_run *run, gr_diag *diag)
                        "that one host starts",
                        (long long)slots_of(options), GR_LAUNCH_WORKERS_MAX);
     }
-    if (options->where.discovery != NULL &&
-        (options->workers_min == 0 || options->workers_min >= slots_of(options))) {
+    if (whole && options->where.discovery != NULL &&
+        (options->workers_min == 0 || (counted && options->workers_min >= slots_of(options)))) {
         return gr_fail(diag, GR_E_INVALID,
                        "run: --host-discovery-script is for jobs whose workers may come and go; "
                        "say between which numbers (--min-workers, --max-workers)");
@@ -178,17 +175,31 @@ static gr_status check_workers(gr_cli_run *run, gr_diag *diag)
                        "run: --cluster is for --dry-run, which says how many parameter servers the "
                        "workers of a job need");
     }
-    if (options->servers_file != NULL && options->servers == 0) {
+    if (whole && options->servers_file != NULL && options->servers == 0) {
         return gr_fail(diag, GR_E_INVALID,
                        "run: --servers-file is for jobs with parameter servers (--servers)");
     }
-    if (options->workers_min > options->workers) {
+    if (counted && options->workers_min > options->workers) {
         return gr_fail(diag, GR_E_INVALID,
                        "run: --min-workers %lld is more than the %lld workers that the job has",
                        (long long)options->workers_min, (long long)options->workers);
     }
-    return run->hosts.count > 0 ? gr_host_list_deal(&run->hosts, (int)options->workers, diag)
-                                : GR_OK;
+    return GR_OK;
+}
+
+static gr_status check_workers(gr_cli_run *run, gr_diag *diag)
+{
+    gr_run_options *options = &run->options;
+    if (options->workers == 0) {
+        options->workers = gr_run_room(run);
+    }
+    if (options->replicas < 0) {
+        options->replicas = 1; /* for a command, which says nothing of it */
+    }
+    gr_status status = check_numbers(run, diag);
+    return status == GR_OK && run->hosts.count > 0
+               ? gr_host_list_deal(&run->hosts, (int)options->workers, diag)
+               : status;
 }
 
 /* A command may set up its ranks as it likes: only what would be wrong for any is known here. */
@@ -301,6 +312,12 @@ static gr_status read_input(gr_cli_run *run, gr_diag *diag)
     return status;
 }
 
+static gr_status check_job_file(gr_cli_run *run, gr_diag *diag)
+{
+    bool waits = run->options.where.listen != NULL || run->options.where.discovery != NULL;
+    return run->job_path != NULL && waits && !run->again ? gr_run_check_job_file(run, diag) : GR_OK;
+}
+
 static gr_status read_job(gr_cli_run *run, gr_diag *diag)
 {
     return run->job_path == NULL ? GR_OK
@@ -312,9 +329,10 @@ static gr_status read_job(gr_cli_run *run, gr_diag *diag)
 static gr_status check(gr_cli_run *run, gr_diag *diag)
 {
     static gr_status (*const checks[])(gr_cli_run * run, gr_diag * diag) = {
-        read_export,       check_roles,       check_orphans, /* before agents are waited for */
+        read_export,       check_roles,       check_orphans,     check_numbers,
+        check_job_file,    read_input, /* until here all before hosts are waited for */
         gr_run_find_hosts, check_orphans,     gr_run_find_cores, read_job,
-        check_workers,     check_environment, read_chaos,        read_input};
+        check_workers,     check_environment, read_chaos};
     gr_status status = GR_OK;
     for (size_t i = 0; i < sizeof checks / sizeof checks[0] && status == GR_OK; i++) {
         status = checks[i](run, diag);

@@ -98,8 +98,9 @@ gr_status gr_run_find_cores(gr_cli_run *run, gr_diag *diag) GR_MUST_CHECK;
 /* How many workers there are if nobody says: one for each slot of the hosts, or for each core. */
 int gr_run_room(const gr_cli_run *run);
 
-/* run_job.c: reads and checks the job, so that a mistake in it is reported before anything
- * starts. */
+/* run_job.c: what can be known of the job's file without the hosts. */
+gr_status gr_run_check_job_file(const gr_cli_run *run, gr_diag *diag) GR_MUST_CHECK;
+/* Reads and checks the job, so that a mistake in it is reported before anything starts. */
 gr_status gr_run_read_job(gr_cli_run *run, gr_diag *diag) GR_MUST_CHECK;
 /* A hash of what stands now in the job file, or in the files of up to 16 MiB that a command names
  * (its program, its script, a configuration); 0: there is none, or it cannot be read once more (a

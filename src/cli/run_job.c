@@ -192,9 +192,9 @@ static gr_status explain(gr_cli_run *run, const gr_job *job, gr_diag *diag)
                : status;
 }
 
-gr_status gr_run_read_job(gr_cli_run *run, gr_diag *diag)
+static gr_job_overrides overrides_of(const gr_cli_run *run)
 {
-    gr_run_options *options = &run->options;
+    const gr_run_options *options = &run->options;
     gr_job_overrides overrides = options->job;
     overrides.run.workers = options->workers;
     overrides.run.workers_max = options->workers_max;
@@ -203,6 +203,28 @@ gr_status gr_run_read_job(gr_cli_run *run, gr_diag *diag)
     overrides.run.chaos_after = (int64_t)run->past_step;
     overrides.link =
         options->link == GR_RUN_LINK_OF_JOB ? NULL : gr_run_link_choices[options->link];
+    return overrides;
+}
+
+gr_status gr_run_check_job_file(const gr_cli_run *run, gr_diag *diag)
+{
+    const gr_job_overrides overrides = overrides_of(run);
+    struct stat info;
+    gr_job *job = NULL;
+    if (stat(run->job_path, &info) == 0 && !S_ISREG(info.st_mode)) {
+        return GR_OK; /* a pipe is read once */
+    }
+    gr_status status = gr_job_parse(run->job_path, &overrides, &job, diag);
+    if (status == GR_OK) {
+        gr_job_close(job);
+    }
+    return status;
+}
+
+gr_status gr_run_read_job(gr_cli_run *run, gr_diag *diag)
+{
+    gr_run_options *options = &run->options;
+    const gr_job_overrides overrides = overrides_of(run);
     gr_job *job = NULL;
     run->content = gr_run_content(run);
     gr_status status = gr_job_parse(run->job_path, &overrides, &job, diag);

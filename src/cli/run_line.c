@@ -366,6 +366,30 @@ static bool ends_in(const char *text, const char *ending)
     return size > ending_size && strcmp(text + size - ending_size, ending) == 0;
 }
 
+/* What only a job file has a use for. */
+static gr_status check_command(const gr_run_options *options, const char *command, gr_diag *diag)
+{
+    const struct {
+        const char *flag;
+        bool is_given;
+    } of_jobs[] = {{"--json", options->job.run.json},
+                   {"--output", options->job.output != NULL},
+                   {"--set", options->job.set != NULL},
+                   {"--checkpoint-every", options->job.checkpoint_every != NULL},
+                   {"--checkpoint-to", options->job.checkpoint_to != NULL}};
+    for (size_t i = 0; i < sizeof of_jobs / sizeof of_jobs[0]; i++) {
+        if (of_jobs[i].is_given) {
+            return gr_fail(diag, GR_E_INVALID, "run: %s is for job files; \"%s\" is a command",
+                           of_jobs[i].flag, command);
+        }
+    }
+    return options->resume ? gr_fail(diag, GR_E_INVALID,
+                                     "run: --resume is for job files; \"%s\" is a command, and "
+                                     "goes on by its own means",
+                                     command)
+                           : GR_OK;
+}
+
 gr_status gr_run_read_line(gr_cli_run *run, int argc, char *const *argv, bool *help_out,
                            gr_diag *diag)
 {
@@ -389,16 +413,7 @@ gr_status gr_run_read_line(gr_cli_run *run, int argc, char *const *argv, bool *h
     }
     if (dashes || !(ends_in(argv[at], ".yaml") || ends_in(argv[at], ".yml"))) {
         run->command = argv + at;
-        if (run->options.job.set != NULL) {
-            return gr_fail(diag, GR_E_INVALID, "run: --set is for job files; \"%s\" is a command",
-                           argv[at]);
-        }
-        return run->options.resume
-                   ? gr_fail(diag, GR_E_INVALID,
-                             "run: --resume is for job files; \"%s\" is a command, and goes on by "
-                             "its own means",
-                             argv[at])
-                   : GR_OK;
+        return check_command(&run->options, argv[at], diag);
     }
     run->job_path = argv[at++];
     status = gr_config_from_args(&gr_run_table, &run->options, argc, argv, &at, &dashes, help_out,

@@ -155,7 +155,7 @@ static const gr_config_field simulate_fields[] = {
      .default_text = "100m",
      .min = 1,
      .max = BYTES_MAX,
-     .help = "step, ps: bytes of all gradients, and of all parameters"},
+     .help = "step, ps: bytes of all gradients, and of all parameters; ps: 4 bytes to 512 GiB"},
     {.key = "bucket_bytes",
      .flag = "--bucket",
      .type = GR_CONFIG_BYTES,
@@ -343,7 +343,7 @@ const gr_config_table gr_simulate_table = {.name = "simulate",
                                            .fields = simulate_fields,
                                            .struct_bytes = sizeof(gr_simulate_options)};
 
-enum { LIST_BYTES = 256 };
+enum { LIST_BYTES = 256, BUCKETS_MAX = 1000000 };
 static const char step_word[] = "step", ps_word[] = "ps";
 
 /* ---- An operation ---------------------------------------------------------------------------- */
@@ -507,6 +507,13 @@ static gr_status simulate_hosts(const gr_simulate_options *options, const gr_clu
 static gr_status simulate_training(const gr_simulate_options *options, gr_diag *diag)
 {
     gr_status status = GR_OK;
+    if (options->gradient_bytes / options->bucket_bytes > BUCKETS_MAX) {
+        return gr_fail(
+            diag, GR_E_INVALID,
+            "--bucket: %lld bytes in buckets of %lld are more than %d buckets; make them "
+            "larger",
+            (long long)options->gradient_bytes, (long long)options->bucket_bytes, BUCKETS_MAX);
+    }
     gr_simulate_print_step_head(options->json);
     for (int64_t hosts = 1; options->scaling && hosts < options->cluster.hosts && status == GR_OK;
          hosts *= 2) {

@@ -286,6 +286,12 @@ gr_status gr_simulate_ps(const gr_simulate_options *options, gr_diag *diag)
                        "--aggregate: a step cannot wait for %lld gradients of %lld workers",
                        (long long)options->aggregate, (long long)workers);
     }
+    if (gr_ps_cut_of((uint64_t)options->gradient_bytes / 4).blocks == 0) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "--gradients: parameter servers have 4 bytes to 512 GiB of parameters, not "
+                       "%lld bytes",
+                       (long long)options->gradient_bytes);
+    }
     double *slow = malloc((size_t)workers * sizeof *slow);
     if (!slow) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %lld workers", (long long)workers);

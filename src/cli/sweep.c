@@ -11,6 +11,7 @@
 #include "launch/launch.h"
 #include "launch/process.h"
 #include "launch/signals.h"
+#include "train/checkpoint/checkpoint.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -28,8 +29,8 @@ enum {
     AXES_MAX = 8,
     RUNS_MAX = 1000,
     WORDS_MAX = 12 + 2 * AXES_MAX,
-    METRICS_BYTES_MAX = 64 << 20,
-    POLL_MS = 100, /* where a kernel has no descriptors of processes */
+    TAIL_BYTES_MAX = 64 << 20, /* of metrics.jsonl, with its last line */
+    POLL_MS = 100,             /* where a kernel has no descriptors of processes */
     NOT_STARTED = 127
 };
 
@@ -37,7 +38,7 @@ typedef struct sweep_options {
     const char *const *set;
     const char *output;
     int64_t workers;
-    bool json;
+    bool resume, json;
 } sweep_options;
 
 static const gr_config_field sweep_fields[] = {
@@ -60,7 +61,13 @@ static const gr_config_field sweep_fields[] = {
      .offset = offsetof(sweep_options, output),
      .default_text = "out/sweep",
      .value_name = "DIR",
-     .help = "folder for the runs: run-001 and so on, each with weights, metrics and log.txt"},
+     .help = "folder for the runs: run-001 and so on, each with weights, metrics, checkpoints and "
+             "log.txt"},
+    {.flag = "--resume",
+     .type = GR_CONFIG_BOOL,
+     .offset = offsetof(sweep_options, resume),
+     .help = "each run goes on from its newest sound checkpoint, one that had ended ends at once; "
+             "from the beginning if there is none"},
     {.flag = "--json",
      .type = GR_CONFIG_BOOL,
      .offset = offsetof(sweep_options, json),
@@ -75,7 +82,7 @@ const gr_config_table gr_sweep_table = {.name = "sweep",
 
 typedef struct sweep_run {
     const char *settings[AXES_MAX + 1]; /* "key=value"; ends with NULL */
-    const char *folder;
+    const char *folder, *checkpoints;
     int code; /* exit code; 128 + its number for a signal */
     double test_accuracy, test_loss, loss, seconds;
 } sweep_run;
@@ -91,6 +98,7 @@ typedef struct sweep {
     gr_arena *arena;
     sweep_axis axes[AXES_MAX];
     int axis_count, run_count;
+    bool places_checkpoints; /* by --set checkpoint.to */
     sweep_run *runs;
     sigset_t mask;   /* of the process before it held signals: that of the runs */
     int signals;     /* the descriptor of held ones; -1: none is held */
@@ -117,6 +125,11 @@ static size_t value_bytes(const char *text)
     return at;
 }
 
+static bool is_key(const char *text, const char *equals, const char *key)
+{
+    return (size_t)(equals - text) == strlen(key) && strncmp(text, key, strlen(key)) == 0;
+}
+
 static gr_status read_axis(sweep *s, const char *text, gr_diag *diag)
 {
     const char *equals = strchr(text, '=');
@@ -126,6 +139,11 @@ static gr_status read_axis(sweep *s, const char *text, gr_diag *diag)
                        "optimizer.learning_rate=0.1,0.01",
                        text);
     }
+    if (is_key(text, equals, "output")) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "--set %s: each run has a folder of its own in that of --output", text);
+    }
+    s->places_checkpoints = s->places_checkpoints || is_key(text, equals, "checkpoint.to");
     if (s->axis_count == AXES_MAX) {
         return gr_fail(diag, GR_E_INVALID, "sweep: at most %d --set", AXES_MAX);
     }
@@ -170,7 +188,8 @@ static gr_status list_runs(sweep *s, gr_diag *diag)
             rest /= s->axes[axis].count;
         }
         run->folder = gr_arena_printf(s->arena, "%s/run-%03d", s->options->output, i + 1);
-        s->run_count += run->folder != NULL;
+        run->checkpoints = gr_arena_printf(s->arena, "%s/checkpoints", run->folder);
+        s->run_count += run->folder != NULL && run->checkpoints != NULL;
     }
     return s->run_count == count ? GR_OK : gr_fail(diag, GR_E_NO_MEMORY, "no memory for the runs");
 }
@@ -178,10 +197,11 @@ static gr_status list_runs(sweep *s, gr_diag *diag)
 /* ---- One run --------------------------------------------------------------------------------- */
 
 /* In a group of its own: Ctrl-C is for the sweep, which asks the run to end. */
-static void become_run(const char *const *words, const char *out, pid_t launcher)
+static void become_run(const sweep *s, const char *const *words, const char *out, pid_t launcher)
 {
     (void)prctl(PR_SET_PDEATHSIG, SIGTERM, 0L, 0L, 0L); /* it ends in order */
-    int fd = open(out != NULL ? out : "/dev/null", O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    int fd = open(out != NULL ? out : "/dev/null",
+                  O_WRONLY | O_CREAT | (s->options->resume ? O_APPEND : O_TRUNC), 0666);
     if (getppid() != launcher || fd < 0 || dup2(fd, STDOUT_FILENO) < 0 ||
         (out != NULL && (dup2(fd, STDERR_FILENO) < 0 || setpgid(0, 0) != 0))) {
         _exit(NOT_STARTED);
@@ -218,7 +238,7 @@ static int start_and_wait(sweep *s, const char *const *words, const char *out)
     pid_t launcher = getpid(), pid = fork();
     if (pid == 0) {
         (void)sigprocmask(SIG_SETMASK, &s->mask, NULL);
-        become_run(words, out, launcher);
+        become_run(s, words, out, launcher);
     }
     return pid < 0 ? NOT_STARTED : wait_for_run(s, pid);
 }
@@ -232,6 +252,13 @@ static void run_words(const sweep *s, const sweep_run *run, bool dry,
     words_out[count++] = s->job;
     words_out[count++] = "--output";
     words_out[count++] = run->folder;
+    if (!s->places_checkpoints) {
+        words_out[count++] = "--checkpoint-to";
+        words_out[count++] = run->checkpoints;
+    }
+    if (s->options->resume) {
+        words_out[count++] = "--resume";
+    }
     if (dry) {
         words_out[count++] = "--dry-run";
     }
@@ -252,13 +279,32 @@ static double number_of(const json_t *object, const char *key)
     return json_is_number(value) ? json_number_value(value) : (double)NAN;
 }
 
+/* Heap memory (free); NULL: it cannot be read. */
+static char *read_tail(const char *path, size_t *size_out)
+{
+    FILE *file = fopen(path, "re");
+    char *text = NULL;
+    if (file != NULL && fseeko(file, 0, SEEK_END) == 0) {
+        off_t end = ftello(file), first = end > TAIL_BYTES_MAX ? end - TAIL_BYTES_MAX : 0;
+        if (end > 0 && fseeko(file, first, SEEK_SET) == 0) {
+            text = malloc((size_t)(end - first));
+        }
+        *size_out = text != NULL ? fread(text, 1, (size_t)(end - first), file) : 0;
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+    return text;
+}
+
 /* What its last line of metrics.jsonl says. */
 static void read_result(sweep_run *run)
 {
-    char path[PATH_MAX], *text = NULL;
+    char path[PATH_MAX];
     size_t size = 0;
     snprintf(path, sizeof path, "%s/metrics.jsonl", run->folder);
-    if (gr_file_read(path, METRICS_BYTES_MAX, &text, &size, NULL) != GR_OK) {
+    char *text = read_tail(path, &size);
+    if (text == NULL) {
         return;
     }
     while (size > 0 && text[size - 1] == '\n') {
@@ -343,17 +389,27 @@ static gr_status print_json(const sweep *s, const sweep_run *run, gr_diag *diag)
         diag);
 }
 
+/* Blanks for one that there is none of. */
+static void print_number(int width, int decimals, double value, const char *unit)
+{
+    if (isnan(value)) {
+        printf("%*s", width + (int)strlen(unit), "");
+    } else {
+        printf("%*.*f%s", width, decimals, value, unit);
+    }
+}
+
 static void print_row(const sweep *s, const sweep_run *run)
 {
     if (run->code == GR_EXIT_RESUME) {
         printf("%9s  %9s  %9s  %8s", "stopped", "", "", "");
     } else if (run->code != GR_EXIT_DONE) {
         printf("%9s  %9s  %9s  %8s", "failed", "", "", "");
-    } else if (isnan(run->test_accuracy)) {
-        printf("%9s  %9.4f  %9.4f  %8.1f", "", run->test_loss, run->loss, run->seconds);
     } else {
-        printf("%7.2f %%  %9.4f  %9.4f  %8.1f", 100 * run->test_accuracy, run->test_loss, run->loss,
-               run->seconds);
+        print_number(7, 2, 100 * run->test_accuracy, " %");
+        print_number(11, 4, run->test_loss, "");
+        print_number(11, 4, run->loss, "");
+        print_number(10, 1, run->seconds, "");
     }
     printf("  %s ", run->folder);
     for (int i = 0; i < s->axis_count; i++) {
@@ -384,6 +440,25 @@ static gr_status print_table(sweep *s, gr_diag *diag)
 
 /* ---- The verb -------------------------------------------------------------------------------- */
 
+/* Those of an earlier sweep, from which a run would not begin. */
+static gr_status check_checkpoints(const sweep *s, gr_diag *diag)
+{
+    gr_status status = GR_OK;
+    for (int i = 0; i < s->run_count && status == GR_OK; i++) {
+        uint64_t *steps = NULL;
+        int count = 0;
+        status = gr_checkpoint_list(s->runs[i].checkpoints, &steps, &count, diag);
+        free(steps);
+        if (status == GR_OK && count > 0) {
+            status = gr_fail(diag, GR_E_INVALID,
+                             "sweep: %s holds checkpoints of an earlier sweep; go on from them "
+                             "with --resume, or choose another folder (--output)",
+                             s->runs[i].checkpoints);
+        }
+    }
+    return status;
+}
+
 /* Which runs there are; whatever is wrong is said before any starts. */
 static int prepare(sweep *s, gr_diag *diag)
 {
@@ -397,6 +472,9 @@ static int prepare(sweep *s, gr_diag *diag)
     }
     if (status == GR_OK) {
         status = list_runs(s, diag);
+    }
+    if (status == GR_OK && !s->options->resume && !s->places_checkpoints) {
+        status = check_checkpoints(s, diag);
     }
     if (status != GR_OK) {
         return gr_cli_refuse(status, diag);
@@ -458,7 +536,7 @@ static void print_usage(void)
          "the runs, the best first: by test accuracy, else by test loss, else by loss.\n"
          "Ctrl-C or SIGTERM ends the run that is going on, and the sweep behind it.\n"
          "Exit code: 0 all runs ended well, 1 one failed, 2 what was given is wrong and nothing\n"
-         "was started, 75 ended on request.\n");
+         "was started, 75 ended on request: --resume goes on.\n");
 }
 
 const gr_cli_form gr_sweep_form = {

@@ -149,6 +149,9 @@ static int tune(const gr_cli_line *line)
     if (status == GR_OK) {
         status = gr_self_count(options->workers, 2, &ranks, &diag);
     }
+    if (status == GR_OK && job.rank < 0 && options->output != NULL) {
+        status = gr_cli_check_target(options->output, &diag);
+    }
     if (status != GR_OK) {
         return gr_cli_refuse(status, &diag);
     }

@@ -12,7 +12,9 @@
 #include "train/job/job.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 const gr_verb gr_verbs[] = {
@@ -164,6 +166,29 @@ gr_status gr_cli_print_json(json_t *object, gr_diag *diag)
     }
     putchar('\n');
     return GR_OK;
+}
+
+gr_status gr_cli_check_target(const char *path, gr_diag *diag)
+{
+    struct stat info;
+    char folder[PATH_MAX];
+    bool exists = stat(path, &info) == 0;
+    if (exists && S_ISDIR(info.st_mode)) {
+        return gr_fail(diag, GR_E_INVALID, "%s cannot be written: there is a folder of this name",
+                       path);
+    }
+    const char *slash = strrchr(path, '/');
+    snprintf(folder, sizeof folder, "%.*s",
+             slash == NULL || slash == path ? 1 : (int)(slash - path), slash == NULL ? "." : path);
+    if (!exists && (stat(folder, &info) != 0 || !S_ISDIR(info.st_mode))) {
+        return gr_fail(diag, GR_E_NOT_FOUND, "%s cannot be written: there is no folder %s", path,
+                       folder);
+    }
+    bool replaced = !exists || S_ISREG(info.st_mode); /* a device takes the bytes itself */
+    return access(replaced ? folder : path, replaced ? W_OK | X_OK : W_OK) == 0
+               ? GR_OK
+               : gr_fail(diag, GR_E_INVALID, "%s cannot be written: %s: %s", path,
+                         replaced ? folder : path, strerror(errno));
 }
 
 int gr_cli_flush(void)

@@ -50,10 +50,9 @@ static const gr_config_field worker_fields[] = {
     {.flag = "--workers",
      .type = GR_CONFIG_INT,
      .offset = offsetof(worker_options, workers),
-     .default_text = "1",
      .min = 1,
      .max = GR_LAUNCH_WORKERS_MAX,
-     .help = "how many workers the job of --job has"},
+     .help = "how many workers the job of --job has; otherwise 1"},
     {.flag = "--output",
      .type = GR_CONFIG_TEXT,
      .offset = offsetof(worker_options, output),
@@ -77,14 +76,20 @@ const gr_config_table gr_worker_table = {
 
 static gr_status read_job(const worker_options *options, gr_job **job_out, gr_diag *diag)
 {
-    const gr_job_overrides overrides = {.run = {.workers = options->workers, .all_stop = true},
-                                        .output = options->output};
+    const gr_job_overrides overrides = {
+        .run = {.workers = options->workers > 0 ? options->workers : 1, .all_stop = true},
+        .output = options->output};
     const char *given = options->document;
     char *text = NULL;
     size_t size = given != NULL ? strlen(given) : 0;
     if (options->job != NULL) {
         gr_status parsed = gr_job_parse(options->job, &overrides, job_out, diag);
         return parsed == GR_OK ? gr_job_resolve(*job_out, diag) : parsed;
+    }
+    if (options->workers > 0 || options->output != NULL) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "worker: %s is for a job file (--job); a job document says it itself",
+                       options->workers > 0 ? "--workers" : "--output");
     }
     gr_status status = given != NULL
                            ? GR_OK

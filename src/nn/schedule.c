@@ -72,7 +72,9 @@ static const gr_config_field cosine_fields[] = {
      .default_text = "0",
      .min = 0,
      .max = 1,
-     .help = "schedule cosine: the last learning rate, as a share of the first"},
+     .help =
+         "schedule cosine: the learning rate where the curve ends, one step behind the last one, "
+         "as a share of the first"},
     {.key = NULL}};
 
 static double cosine_at(const gr_optimizer_config *config, double rate, double step,

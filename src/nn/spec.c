@@ -31,6 +31,8 @@ static const gr_layer_ops *kind_at(int index)
     return index < KIND_COUNT ? kinds[index] : gr_extra_layers[index - KIND_COUNT];
 }
 
+static const char input_name[] = "input"; /* of the model, in `from` */
+
 typedef struct layer_reader {
     gr_model_spec *spec;
     const gr_node **nodes; /* where each layer stands: for messages about names */
@@ -128,6 +130,10 @@ static gr_status given_name(layer_reader *r, const gr_node *node, const char **n
         return gr_node_fail(node, r->diag, GR_E_INVALID,
                             "a layer's name has 1 to 64 letters, digits, '_' or '-'");
     }
+    if (strcmp(name, input_name) == 0) {
+        return gr_node_fail(node, r->diag, GR_E_INVALID,
+                            "the name '%s' is that of the model's input: choose another", name);
+    }
     int taken = find_name(r, name);
     if (taken >= 0) {
         return gr_node_fail(node, r->diag, GR_E_INVALID,
@@ -224,7 +230,7 @@ static gr_status find_from(layer_reader *r, const gr_node *item, const gr_node *
                            const char *name, int *other_out)
 {
     const gr_node *from = value && value->kind == GR_NODE_MAP ? gr_node_get(value, "from") : value;
-    if (strcmp(name, "input") == 0) {
+    if (strcmp(name, input_name) == 0) {
         *other_out = GR_MODEL_INPUT;
         return GR_OK;
     }

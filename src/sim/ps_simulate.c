@@ -7,7 +7,10 @@
 
 #include <math.h>
 
-enum { PERIODS = 200 }; /* of workers that meet, for an average */
+enum {
+    PERIODS = 200,        /* of workers that meet, for an average */
+    STEPS_DRAWN_MAX = 250 /* of each */
+};
 
 static gr_status check(const gr_ps_sim *sim, gr_diag *diag)
 {
@@ -53,7 +56,7 @@ static gr_status check(const gr_ps_sim *sim, gr_diag *diag)
     }
     uint64_t elements = sim->step.gradient_bytes > 0 ? (uint64_t)sim->step.gradient_bytes / 4 : 0;
     if (gr_ps_cut_of(elements).blocks == 0) {
-        return gr_fail(diag, GR_E_INVALID, "parameters have 4 bytes to 1 TiB, not %lld bytes",
+        return gr_fail(diag, GR_E_INVALID, "parameters have 4 bytes to 512 GiB, not %lld bytes",
                        (long long)sim->step.gradient_bytes);
     }
     return GR_OK;
@@ -65,21 +68,24 @@ gr_status gr_ps_simulate(const gr_ps_sim *sim, gr_ps_simulated *simulated_out, g
     return status == GR_OK ? gr_ps_sim_run(sim, simulated_out, diag) : status;
 }
 
+/* The mean of many steps deviates as that of some of them does, by the root of their ratio less. */
 double gr_ps_sim_slowest(const gr_ps_sim *sim, int64_t every)
 {
     double sigma = gr_ps_sim_sigma(sim), sum = 0;
     int64_t workers = sim->cluster.hosts * sim->cluster.ranks_per_host;
-    int64_t periods = sigma > 0 ? PERIODS : 1, steps = sigma > 0 ? every : 1;
+    int64_t drawn = every < STEPS_DRAWN_MAX ? every : STEPS_DRAWN_MAX;
+    int64_t periods = sigma > 0 ? PERIODS : 1, steps = sigma > 0 ? drawn : 1;
+    double share = sigma > 0 ? sqrt((double)drawn / (double)every) : 1;
     for (int64_t period = 0; period < periods; period++) {
         double slowest = 0;
         for (int64_t rank = 0; rank < workers; rank++) {
-            double own = 0;
+            double own = 0, mean = gr_ps_sim_factor(sim, 0, (int)rank, 0);
             for (int64_t i = 0; i < steps; i++) {
                 own += gr_ps_sim_factor(sim, sigma, (int)rank, (uint32_t)(period * steps + i));
             }
-            slowest = fmax(slowest, own);
+            slowest = fmax(slowest, mean + share * (own / (double)steps - mean));
         }
-        sum += slowest / (double)steps;
+        sum += slowest;
     }
     return sum / (double)periods;
 }

@@ -73,12 +73,36 @@ static gr_status add_world(gr_simulator *simulator, int64_t hosts, gr_diag *diag
     return status;
 }
 
-/* Fewer hosts by powers of two: what depends on how near n is to a power of two stays alike. */
+static int bits_of(int64_t ranks)
+{
+    int bits = 0;
+    for (; ranks > 0; ranks /= 2) {
+        bits++;
+    }
+    return bits;
+}
+
+/* About hosts / divisor, a power of two, with like binary groups (coll/plan/binary_groups.h): the
+ * time of an algorithm that has them grows with the ratio of their sizes. Rounding to odd keeps the
+ * last group, which a few ranks more than a power of two are, and makes no power of two of what is
+ * none. Where hosts have 3 ranks, an odd number of them may lie beyond the power of two; and one
+ * host is no sample. */
+static int64_t smaller_by(const gr_cluster *cluster, int64_t divisor)
+{
+    int64_t hosts = cluster->hosts / divisor, per_host = cluster->ranks_per_host;
+    if (cluster->hosts % divisor == 0) {
+        return hosts;
+    }
+    int64_t odd = hosts | 1, even = odd == hosts ? hosts + 1 : hosts;
+    bool fits = bits_of(odd * per_host) == bits_of(cluster->hosts * per_host / divisor);
+    return fits && odd > 1 ? odd : even;
+}
+
 static gr_status add_smaller(gr_simulator *simulator, uint64_t steps_max, gr_diag *diag)
 {
     for (int64_t divisor = 2; simulator->world_count < SAMPLES_MAX; divisor *= 2) {
         gr_cluster smaller = simulator->cluster;
-        smaller.hosts = (simulator->cluster.hosts + divisor / 2) / divisor;
+        smaller.hosts = smaller_by(&simulator->cluster, divisor);
         if (smaller.hosts < 2) {
             break;
         }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/fail.h"
+#include "base/file.h"
 #include "base/text.h"
 #include "coll/diagnose/timeline_part.h"
 #include "coll/plan/plan.h"
@@ -58,6 +59,7 @@ typedef struct merger {
     bool first; /* no event is written yet */
     /* Of the part that is written. */
     const timeline_part *now;
+    const char *path;   /* of what is written */
     uint32_t *track_of; /* by communicator: its first track, 0: none */
     track *tracks;      /* [1 .. track_count] */
     uint32_t track_count;
@@ -536,13 +538,19 @@ static void remove_unbegun(const char *path, int rank)
     }
 }
 
-static gr_status write_all(merger *m, const char *path, const char *beside, gr_diag *diag)
+static gr_status write_all(void *arg, int fd, gr_diag *diag)
 {
     char buffer[GR_ERRNO_TEXT_BYTES];
-    m->out = fopen(beside, "we");
+    merger *m = arg;
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, 0); /* the file closes it */
+    m->out = own >= 0 ? fdopen(own, "w") : NULL;
     if (!m->out) {
-        return gr_fail(diag, GR_E_IO, "the timeline %s cannot be written: %s", path,
-                       gr_text_errno(errno, buffer));
+        int error = errno;
+        if (own >= 0) {
+            close(own);
+        }
+        return gr_fail(diag, GR_E_IO, "the timeline %s cannot be written: %s", m->path,
+                       gr_text_errno(error, buffer));
     }
     fprintf(m->out,
             "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"monotonic_ns\":%.0f},\"traceEvents\":[\n",
@@ -552,12 +560,9 @@ static gr_status write_all(merger *m, const char *path, const char *beside, gr_d
     }
     fputs("\n]}\n", m->out);
     bool failed = ferror(m->out) != 0;
-    failed = fclose(m->out) != 0 || failed;
-    if (failed || rename(beside, path) != 0) {
-        int error = errno;
-        (void)unlink(beside);
-        return gr_fail(diag, GR_E_IO, "the timeline %s cannot be written: %s", path,
-                       gr_text_errno(error, buffer));
+    if (fclose(m->out) != 0 || failed) {
+        return gr_fail(diag, GR_E_IO, "the timeline %s cannot be written: %s", m->path,
+                       gr_text_errno(errno, buffer));
     }
     return GR_OK;
 }
@@ -566,13 +571,8 @@ gr_status gr_timeline_merge(const char *path, int rank_count, gr_timeline_summar
                             gr_diag *diag)
 {
     gr_timeline_summary summary = {.missing = -1, .cut_rank = -1};
-    merger m = {.first = true, .summary = &summary};
-    char beside[GR_PART_PATH_BYTES];
+    merger m = {.path = path, .first = true, .summary = &summary};
     gr_status status = map_parts(&m, path, rank_count, diag);
-    int length = snprintf(beside, sizeof beside, "%s.new", path);
-    if (status == GR_OK && length >= (int)sizeof beside) {
-        status = gr_fail(diag, GR_E_INVALID, "the path of the timeline is too long");
-    }
     if (status == GR_OK) {
         m.track_of = malloc(COMMS * sizeof *m.track_of);
         m.tracks = malloc(TRACKS_MAX * sizeof *m.tracks);
@@ -583,7 +583,7 @@ gr_status gr_timeline_merge(const char *path, int rank_count, gr_timeline_summar
     }
     if (status == GR_OK) {
         set_clocks(&m);
-        status = write_all(&m, path, beside, diag);
+        status = gr_file_replace_by(path, write_all, &m, diag);
     }
     for (int rank = 0; rank < rank_count && status == GR_OK; rank++) {
         remove_unbegun(path, rank);

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/evaluation.h"
 
+#include "base/text.h"
+
 #include <math.h>
 #include <string.h>
 
-enum { NAME_COLUMNS = 16, PRINTED_CLASSES_MAX = 20, NUMBER_BYTES = 24 };
+enum { NAME_COLUMNS = 16, COUNT_COLUMNS = 6, PRINTED_CLASSES_MAX = 20, NUMBER_BYTES = 24 };
 
 gr_evaluation gr_evaluation_none(void)
 {
@@ -115,26 +117,39 @@ static void print_share(FILE *out, double share)
     }
 }
 
+/* So many characters: bytes may be more, and end within one. */
+static void print_name(FILE *out, const char *name, int columns, bool right)
+{
+    size_t size = strlen(name), bytes = 0;
+    int pad = columns;
+    for (; pad > 0 && bytes < size; pad--) {
+        size_t length = gr_text_character(name + bytes, size - bytes);
+        bytes += length > 0 ? length : 1;
+    }
+    fprintf(out, "%*s%.*s%*s", right ? pad : 0, "", (int)bytes, name, right ? 0 : pad, "");
+}
+
 static void print_classes(const gr_confusion *confusion, FILE *out)
 {
     char number_text[NUMBER_BYTES];
     fprintf(out, "%-*s   precision      recall   samples\n", NAME_COLUMNS, "class");
     for (int64_t i = 0; i < confusion->classes; i++) {
         class_numbers c = numbers_of(confusion, i, number_text);
-        fprintf(out, "%-*.*s", NAME_COLUMNS, NAME_COLUMNS, c.name);
+        print_name(out, c.name, NAME_COLUMNS, false);
         print_share(out, c.precision);
         print_share(out, c.recall);
         fprintf(out, "  %8.0f\n", c.samples);
     }
     fprintf(out, "%-*s", NAME_COLUMNS, "predicted as");
     for (int64_t i = 0; i < confusion->classes; i++) {
-        fprintf(out, " %6.6s", numbers_of(confusion, i, number_text).name);
+        fputc(' ', out);
+        print_name(out, numbers_of(confusion, i, number_text).name, COUNT_COLUMNS, true);
     }
     for (int64_t i = 0; i < confusion->classes; i++) {
-        fprintf(out, "\n%-*.*s", NAME_COLUMNS, NAME_COLUMNS,
-                numbers_of(confusion, i, number_text).name);
+        fputc('\n', out);
+        print_name(out, numbers_of(confusion, i, number_text).name, NAME_COLUMNS, false);
         for (int64_t k = 0; k < confusion->classes; k++) {
-            fprintf(out, " %6.0f", confusion->counts[i * confusion->classes + k]);
+            fprintf(out, " %*.0f", COUNT_COLUMNS, confusion->counts[i * confusion->classes + k]);
         }
     }
     fputc('\n', out);

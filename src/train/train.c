@@ -606,6 +606,12 @@ static gr_status finish(training_run *r, gr_diag *diag)
     if (status != GR_OK) {
         return status;
     }
+    if (r->job->metric >= 0 && isnan(r->progress.best.value)) {
+        gr_log_write(r->options->log, GR_LOG_WARN, "train",
+                     "%s was null in every evaluation: %s had nothing to go by",
+                     gr_best_metric(r->job),
+                     r->job->early_stopping.wanted ? "early_stopping" : "keep_best");
+    }
     gr_saver_counts counts = gr_saver_counts_of(r->trainer.saver);
     const gr_meter total = total_of(r);
     gr_end_record record = {.loss = r->progress.last_loss,

@@ -164,6 +164,7 @@ def test_sweep_of_what_is_wrong_starts_nothing(gradus, job, tmp_path):
     expect_refused(gradus("sweep", job(), "--set", "epochs=1,many"), "--set epochs=many: ")
     expect_refused(gradus("sweep", job()), "say which values")
     expect_refused(gradus("sweep", job(), "--set", "epochs"), "key=value,value")
+    expect_refused(gradus("sweep", job(), "--set", "output=a,b"), "--set output=a,b", "--output")
     assert not (tmp_path / "out").exists()
 
 
@@ -193,10 +194,73 @@ def test_sweep_that_is_asked_to_end_lists_what_it_has_done(gradus, job, tmp_path
     assert list((tmp_path / "out/sweep/run-002/checkpoints").glob("step-*"))
     assert not (tmp_path / "out/sweep/run-003").exists()
     gradus.wait_for_nothing()
+    expect_refused(gradus("sweep", job(), "-np", 1, "--set", "epochs=1,1000000,2"),
+                   "out/sweep/run-002/checkpoints holds checkpoints", "--resume", "(--output)")
 
 
-def test_set_is_for_job_files(gradus):
-    expect_refused(gradus("run", "--set", "epochs=1", "true"), "--set is for job files")
+CHECKPOINTS = """\
+checkpoint:
+  to: ck
+  every: 1 epoch
+"""
+
+
+def test_sweep_of_a_job_with_checkpoints_gives_each_run_a_folder_and_goes_on(gradus, job, tmp_path):
+    path = job(text=JOB + CHECKPOINTS)
+    line = ["sweep", path, "--set", "epochs=1,2", "--json"]
+    first = gradus(*line)
+    assert first.returncode == 0, first
+    assert not (tmp_path / "ck").exists()
+    for run, steps in (("run-001", 4), ("run-002", 8)):
+        assert list((tmp_path / f"out/sweep/{run}/checkpoints").glob(f"step-*{steps}")), run
+    expect_refused(gradus(*line), "out/sweep/run-001/checkpoints", "--resume", "(--output)")
+    metrics = tmp_path / "out/sweep/run-001/metrics.jsonl"
+    metrics.write_text('{"event":"note"}\n' * (4 << 20) + metrics.read_text())
+    again = gradus(*line, "--resume")
+    assert again.returncode == 0, again
+    results = [[(row["output"], row["test_loss"], row["test_accuracy"])
+                for row in map(json.loads, done.stdout.splitlines())] for done in (first, again)]
+    assert results[0] == results[1]
+    log = (tmp_path / "out/sweep/run-002/log.txt").read_text()
+    assert log.count("test accuracy") == 2, log
+
+
+def test_sweep_places_checkpoints_by_their_key(gradus, job, tmp_path):
+    done = gradus("sweep", job(text=JOB + CHECKPOINTS), "--set", "checkpoint.to=a,b")
+    assert done.returncode == 0, done
+    assert list((tmp_path / "a").glob("step-*")) and list((tmp_path / "b").glob("step-*"))
+
+
+def test_sweep_without_test_samples_shows_no_test_loss(gradus, job):
+    done = gradus("sweep", job(("  test_count: 8\n", "")), "--set", "epochs=1")
+    assert done.returncode == 0, done
+    row = done.stdout.splitlines()[1].split()
+    assert len(row) == 4 and row[2:] == ["out/sweep/run-001", "epochs=1"], done.stdout
+
+
+@pytest.mark.parametrize("words, says", [
+    (["-np", 2, "none.yaml"], "none.yaml"),
+    (["-np", 2, "--set", "epochs=many", "job.yaml"], "--set epochs=many: "),
+    (["-np", 2, "--max-workers", 1, "job.yaml"], "--max-workers 1 is less than"),
+    (["-np", 2, "--min-workers", 3, "true"], "--min-workers 3 is more than"),
+    (["--spare", 1, "true"], "(--min-workers)"),
+    (["--servers-file", "servers", "true"], "--servers-file is for"),
+    (["--cluster", "cluster.yaml", "job.yaml"], "--cluster is for --dry-run"),
+    (["--stdin", "none.txt", "true"], "none.txt"),
+])
+def test_what_is_wrong_is_said_before_hosts_are_waited_for(gradus, job, words, says):
+    job()
+    done = gradus("run", "--listen", "127.0.0.1:0", "--start-timeout", "1s", *words,
+                  env={"GRADUS_JOIN_TOKEN": "0123456789abcdef0123456789abcdef"})
+    expect_refused(done, says)
+
+
+@pytest.mark.parametrize("flags", [
+    ["--set", "epochs=1"], ["--output", "out"], ["--checkpoint-every", "1 epoch"],
+    ["--checkpoint-to", "ck"], ["--json"], ["--resume"],
+])
+def test_flags_of_job_files_are_refused_for_commands(gradus, flags):
+    expect_refused(gradus("run", *flags, "true"), f"{flags[0]} is for job files")
 
 
 @pytest.mark.parametrize("variable, value, says", [

@@ -133,9 +133,13 @@ def test_wrong_input_is_said_before_anything_starts(gradus, words, sentence):
     assert done.stderr.count("\n") == 1
 
 
-def test_a_plot_that_cannot_be_written_fails(gradus):
-    done = gradus("bench", "barrier", "-np", 2, "--plot", "/nowhere/at/all.svg", *QUICK)
-    assert done.returncode == 1 and "/nowhere/at/all.svg" in done.stderr
+def test_a_plot_that_cannot_be_written_is_refused_before_the_measurement(gradus):
+    (gradus.folder / "folder.svg").mkdir()
+    for path, why in (("/nowhere/at/all.svg", "no folder /nowhere/at"),
+                      ("folder.svg", "a folder of this name")):
+        done = gradus("bench", "barrier", "-np", 2, "--plot", path, *QUICK)
+        assert done.returncode == 2 and path in done.stderr and why in done.stderr, done
+        assert done.stdout == "" and done.stderr.count("\n") == 1, done
 
 
 def test_np_inside_a_job_must_agree(gradus):

@@ -462,6 +462,23 @@ def test_convert_and_diff(gradus, job, tmp_path):
     assert gradus("checkpoint", "verfy", folder).returncode == 2
 
 
+def write_tensor(path, *values):
+    header = json.dumps({"w": {"dtype": "F32", "shape": [len(values)],
+                               "data_offsets": [0, 4 * len(values)]}}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + array.array("f", values).tobytes())
+    return path
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_diff_tells_values_that_are_not_finite(gradus, tmp_path, value):
+    left = write_tensor(tmp_path / "left.safetensors", 1, 2, 3)
+    right = write_tensor(tmp_path / "right.safetensors", 1, float(value), 4)
+    row = json.loads(gradus("checkpoint", "diff", "--json", left, right).stdout)
+    assert row["values"] == 2 and row["largest"] is None and row["relative"] is None, row
+    told = gradus("checkpoint", "diff", left, right)
+    assert told.returncode == 1 and "relatively by nan\n" in told.stdout, told
+
+
 # ---- What is in the way --------------------------------------------------------------------------
 
 @pytest.fixture

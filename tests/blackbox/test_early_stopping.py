@@ -211,6 +211,21 @@ def test_keep_best_rank_0_dies_best_is_there(gradus, job, tmp_path):
     assert steps_kept(tmp_path, "other") == kept
 
 
+@pytest.mark.parametrize("more, who", [("early_stopping: {metric: test_r2}", "early_stopping"),
+                                       ("checkpoint: {keep_best: true, metric: test_r2}",
+                                        "keep_best")])
+def test_early_stopping_of_a_metric_that_does_not_exist_warns(gradus, job, tmp_path, more, who):
+    """R2 of targets that are all equal."""
+    job(more, epochs=3)
+    table = tmp_path / "train.csv"
+    table.write_text("\n".join(line.rsplit(",", 1)[0] + ",1.5"
+                               for line in table.read_text().splitlines()))
+    done = gradus("run", "-np", 2, "job.yaml")
+    assert done.returncode == 0, done
+    told = f"test_r2 was null in every evaluation: {who} had nothing to go by"
+    assert done.stderr.count(told) == 1, done
+
+
 @pytest.mark.parametrize("more, sentence", [
     ("early_stopping: {metric: test_accuracy}", "test_accuracy does not exist for a regression"),
     ("early_stopping: {metric: accuracy}", "metric"),

@@ -76,6 +76,9 @@ def test_a_worker_goes_on_from_the_newest_checkpoint(gradus, job, tmp_path):
         done = gradus("worker", "--resume", env={"GRADUS_JOB": document.read_text()})
         assert done.returncode == 0 and said in done.stdout + done.stderr, done
     assert sha256_of(tmp_path / "by hand") == sha256_of(tmp_path / "launched")
+    for flag, value in (("--output", "x"), ("--workers", 2)):
+        done = gradus("worker", flag, value, env={"GRADUS_JOB": document.read_text()})
+        assert done.returncode == 2 and f"{flag} is for a job file (--job)" in done.stderr, done
     done = gradus("worker", env={"GRADUS_JOB": "{}"})
     assert done.returncode == 2 and "job document: this is none" in done.stderr, done
 

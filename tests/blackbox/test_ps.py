@@ -256,6 +256,15 @@ def test_how_to_reach_a_job_is_said(gradus):
     assert "--servers-file job.servers" in gradus("ps", "--help").stdout
 
 
+@pytest.mark.parametrize("where", ["unix:@gradus-nobody-is-here", "tcp:127.0.0.1:1"])
+def test_servers_that_are_gone_are_named(gradus, where):
+    env = {"GRADUS_SERVERS": where, "GRADUS_SECRET": "11" * 32}
+    done = gradus("ps", "ls", "--wait", "1s", env=env)
+    assert done.returncode == 1
+    assert done.stderr == \
+        f"gradus: parameter server 0 cannot be reached at {where}: has the job ended?\n"
+
+
 def counters_of(gradus, env):
     done = gradus("ps", "stats", "--json", env=env)
     return [json.loads(line) for line in done.stdout.splitlines()] if done.returncode == 0 else []

@@ -120,6 +120,7 @@ def test_wrong_flags(gradus):
             (("allreduce", "--size", 0), "--size: must be a size"),
             (("allreduce", "--segment", 63), "segments have at least 64 bytes"),
             (("allreduce", "--from", "1m", "--to", "1k"), "--to must be at least --from"),
+            (("step", "--gradients", "1g", "--bucket", 1), "--bucket: 1073741824 bytes in"),
             (("allreduce", "--host", 3), "--hosts")):
         done = gradus("simulate", *arguments)
         assert done.returncode == 2 and sentence in done.stderr, (arguments, done.stderr)
@@ -197,6 +198,8 @@ def test_simulate_many_workers_few_steps(gradus, workers, above):
     (("--ranks-per-host", 513), "for 1 to 1024 workers"),
     (("--strategy", "asynch"), 'did you mean "async"?'),
     (("--algorithm", "magic"), 'no allreduce algorithm "magic"'),
+    (("--gradients", 1), "--gradients: parameter servers have 4 bytes to 512 GiB"),
+    (("--gradients", "513g"), "--gradients: parameter servers have 4 bytes to 512 GiB"),
 ])
 def test_wrong_parameter_servers(gradus, arguments, sentence):
     done = gradus("simulate", "ps", "--hosts", 2, *arguments)

@@ -153,6 +153,10 @@ def test_tune_writes_what_jobs_use(gradus, tuned, tmp_path, comm_script):
     assert gradus("tune", "-np", 2, "--link", "tcp", "-o", other, *QUICK).returncode == 0
     found = plan(gradus, "broadcast", "4k", "-np", 2, "--link", "tcp", "--tune", other)
     assert found["source"] == "measured"
+    # But not what is between hosts, of which there was one.
+    told = gradus("info", "--plan", "allreduce", "1m", "-np", 2, "--hosts", 2, "--link", "tcp",
+                  "--tune", other)
+    assert "assumed: 9.41 Gbit/s" in told.stdout and "made on one host\n" in told.stdout, told
 
 
 def test_tune_file_is_refused_where_it_does_not_fit(gradus, tuned, comm_script):
@@ -193,6 +197,7 @@ def test_tune_refuses(gradus, arguments, words):
     assert result.returncode == 2 and words in result.stderr
 
 
-def test_tune_that_cannot_write(gradus, tmp_path):
+def test_tune_that_cannot_write_measures_nothing(gradus, tmp_path):
     result = gradus("tune", "-np", 2, "-o", tmp_path / "missing" / "t.txt", *QUICK)
-    assert result.returncode == 1 and "missing" in result.stderr
+    assert result.returncode == 2 and "there is no folder" in result.stderr
+    assert "missing" in result.stderr and result.stdout == "", result

@@ -268,6 +268,38 @@ static void test_extrapolation(void **state)
     expect_near(large.time_us, small.time_us * 17 / 7, 0.1);
 }
 
+/* What a large world is extrapolated from lies on the same side of a power of two: one rank more
+ * serves as many others as there are, one fewer costs some more rounds. */
+static void test_extrapolation_near_power_of_two(void **state)
+{
+    (void)state;
+    static const struct {
+        int hosts, per_host, exact_hosts;
+    } above[] = {{2049, 1, 513}, {683, 3, 171}, {4097, 1, 513}, {3073, 1, 769}};
+    gr_cluster cluster = plain;
+    for (size_t i = 0; i < sizeof above / sizeof *above; i++) {
+        cluster.ranks_per_host = above[i].per_host;
+        cluster.hosts = above[i].exact_hosts;
+        gr_simulated small = run(&cluster, GR_COLL_ALLREDUCE, "recursive-doubling", 1 << 20);
+        assert_false(small.extrapolated);
+        cluster.hosts = above[i].hosts;
+        gr_simulated large = run(&cluster, GR_COLL_ALLREDUCE, "recursive-doubling", 1 << 20);
+        assert_true(large.extrapolated);
+        expect_near(large.time_us / small.time_us, (double)above[i].hosts / above[i].exact_hosts,
+                    0.05);
+    }
+    cluster.ranks_per_host = 1;
+    cluster.hosts = 8192;
+    double exact_us = run(&cluster, GR_COLL_ALLREDUCE, "recursive-doubling", 1 << 20).time_us;
+    cluster.hosts = 8191;
+    double below_us = run(&cluster, GR_COLL_ALLREDUCE, "recursive-doubling", 1 << 20).time_us;
+    assert_true(below_us > exact_us && below_us < 2 * exact_us);
+    /* Few hosts of many ranks have samples, too. */
+    cluster.hosts = 6;
+    cluster.ranks_per_host = 100;
+    assert_true(run(&cluster, GR_COLL_ALLREDUCE, "direct", 1 << 20).extrapolated);
+}
+
 static void test_step(void **state)
 {
     (void)state;
@@ -364,6 +396,7 @@ int main(void)
         cmocka_unit_test(test_reduction_and_cores),
         cmocka_unit_test(test_every_algorithm),
         cmocka_unit_test(test_extrapolation),
+        cmocka_unit_test(test_extrapolation_near_power_of_two),
         cmocka_unit_test(test_step),
         cmocka_unit_test(test_fastest),
         cmocka_unit_test(test_refused),

@@ -88,6 +88,7 @@ static const bad bads[] = {
      2,
      {"'a' is taken", "line 1"}},
     {"- linear: {units: 3, name: a b}\n", {.dims = 1, .dim = {4}}, 1, {"letters"}},
+    {"- linear: {units: 3, name: input}\n", {.dims = 1, .dim = {4}}, 1, {"the model's input"}},
     {"- linear: {units: 3, name: first}\n- relu\n- add: {from: fist}\n",
      {.dims = 1, .dim = {4}},
      3,

@@ -289,6 +289,9 @@ static void test_other_ways(void **state)
     /* The largest of four normal numbers is 1.03 deviations above their mean on the average. */
     expect_near(one, 1 + 1.03 * 0.2, 0.02);
     expect_near(ten, 1 + 1.03 * 0.2 / sqrt(10), 0.01);
+    /* A billion steps: the same, in no time. */
+    double many = gr_ps_sim_slowest(&sim, 1000000000);
+    expect_near((many - 1) / (one - 1), 1 / sqrt(1e9), 0.1);
     sim.cluster.hosts = 1;
     expect_near(gr_ps_sim_slowest(&sim, 1), 1, 0.05);
 }

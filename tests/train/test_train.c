@@ -119,6 +119,26 @@ static void one_worker_is_the_naive_loop(void **state)
 
 /* ---- The whole of it ------------------------------------------------------------------------- */
 
+/* Columns count characters, of which some have several bytes, and none is cut. */
+static void class_names_are_cut_between_characters(void **state)
+{
+    (void)state;
+    const char *const names[] = {"ab\u00e9d\u00e9fgh", "\u65e5\u672c"};
+    const double counts[] = {3, 0, 1, 2};
+    const gr_evaluation evaluation = {
+        .samples = 6, .correct = 5, .confusion = {.classes = 2, .names = names, .counts = counts}};
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    assert_non_null(out);
+    gr_evaluation_print(&evaluation, out);
+    assert_int_equal(fclose(out), 0);
+    assert_non_null(strstr(text, "\nab\u00e9d\u00e9fgh             75.00 %"));
+    assert_non_null(strstr(text, "\npredicted as     ab\u00e9d\u00e9f     \u65e5\u672c\n"));
+    assert_non_null(strstr(text, "\n\u65e5\u672c                    1      2\n"));
+    free(text);
+}
+
 static void a_run_and_its_evaluation(void **state)
 {
     (void)state;
@@ -355,10 +375,15 @@ int main(int argc, char **argv)
     (void)argc;
     support_one_thread(argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_worker_is_the_naive_loop), cmocka_unit_test(a_run_and_its_evaluation),
-        cmocka_unit_test(same_bits_over_shm),           cmocka_unit_test(same_bits_over_tcp),
-        cmocka_unit_test(same_bits_in_other_settings),  cmocka_unit_test(inexact_runs_agree),
-        cmocka_unit_test(all_ranks_name_the_nan),       cmocka_unit_test(the_right_shard_is_named),
+        cmocka_unit_test(one_worker_is_the_naive_loop),
+        cmocka_unit_test(a_run_and_its_evaluation),
+        cmocka_unit_test(class_names_are_cut_between_characters),
+        cmocka_unit_test(same_bits_over_shm),
+        cmocka_unit_test(same_bits_over_tcp),
+        cmocka_unit_test(same_bits_in_other_settings),
+        cmocka_unit_test(inexact_runs_agree),
+        cmocka_unit_test(all_ranks_name_the_nan),
+        cmocka_unit_test(the_right_shard_is_named),
         cmocka_unit_test(an_overflowing_sum_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

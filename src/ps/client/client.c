@@ -850,6 +850,11 @@ static void note_dial(gr_ps *ps)
         ps->endpoints[server].link == NULL && !ps->endpoints[server].renews) {
         lose(ps, server, (gr_status)ps->dial.status, ps->dial.text);
         ps->endpoints[server].diag = ps->dial;
+        if (ps->dial.status == GR_E_PEER_LOST) {
+            (void)gr_fail_peer(&ps->endpoints[server].diag, GR_E_PEER_LOST, server,
+                               "parameter server %d cannot be reached at %s: has the job ended?",
+                               server, ps->endpoints[server].addresses);
+        }
     }
     ps->dial.status = GR_OK;
 }
