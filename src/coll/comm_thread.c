@@ -379,19 +379,21 @@ void gr_context_call_back_last(gr_context *context)
 enum { POLL_US = 100000 };
 
 /* Under the lock, which is given back meanwhile. If some rank may have called something else than
- * what is over here, what it sent is looked at now and then: an error that waits for the program's
- * next call might wait for long. So is the end of the communicator, if the program polls for it. */
+ * what is over here, or may end a sub-group, what it sent is looked at now and then: an error that
+ * waits for the program's next call might wait for long, and the rank for an answer. So is the end
+ * of the communicator, if the program polls for it. */
 static void idle(gr_context *context)
 {
     gr_comm_thread *thread = &context->thread;
     bool polled = context->event_fd >= 0 && !gr_exec_first_failure(context->exec);
-    bool looks = polled || (!thread->led && gr_exec_has_unmatched(context->exec));
+    bool looks = polled || gr_exec_may_hear(context->exec);
     uint32_t seen = atomic_load(&thread->work);
     thread->asleep = true;
     unlock(context);
     gr_counter_sleep(&thread->work, seen, looks ? POLL_US : -1);
     lock(context);
-    /* A leader looks itself, and as a thread that waits in an operation. */
+    /* A leader looks itself, and as a thread that waits in an operation; it wakes nobody when it
+     * leaves. */
     if (thread->asleep && looks && !thread->led) {
         gr_exec_look(context->exec);
         notify_finished(context);
