@@ -591,6 +591,9 @@ gr_status gr_comm_start(gr_comm *comm, const gr_call *calls, int count, const vo
     if (status == GR_OK) {
         gr_comm_shm_look(comm, op);
     }
+    if (status == GR_OK && calls_back) {
+        gr_context_note_callback(context);
+    }
     if (status == GR_OK && op_out) {
         *op_out = op;
     }

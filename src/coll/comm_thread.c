@@ -112,6 +112,10 @@ static gr_status refuse(gr_context *context, const char *why)
     return gr_context_note(context, &diag);
 }
 
+/* Progress threads of all contexts that may call the program, which may start operations of any
+ * context there. The library's other threads start none. */
+static _Atomic int calling_back;
+
 /* How many threads this process has; 0: not known. */
 static int count_threads(void)
 {
@@ -140,7 +144,18 @@ bool gr_context_may_start(const void *context_arg)
     if (context->config.threads != GR_THREADS_AUTO) {
         return false;
     }
-    return count_threads() != 1 + thread->running; /* more under TSan, which has one of its own */
+    int others = atomic_load(&calling_back) - (thread->running && thread->calls_back);
+    /* More under TSan, which has one of its own. */
+    return count_threads() != 1 + gr_thread_count() - others;
+}
+
+void gr_context_note_callback(gr_context *context)
+{
+    gr_comm_thread *thread = &context->thread;
+    if (!thread->calls_back) {
+        thread->calls_back = true;
+        atomic_fetch_add(&calling_back, thread->running);
+    }
 }
 
 static void meet_thread(gr_context *context, uintptr_t self)
@@ -439,6 +454,7 @@ gr_status gr_comm_thread_start(gr_context *context, gr_diag *diag)
                        strerror(error));
     }
     thread->running = true;
+    atomic_fetch_add(&calling_back, thread->calls_back);
     return GR_OK;
 }
 
@@ -453,4 +469,5 @@ void gr_comm_thread_stop(gr_context *context)
     gr_context_leave(context);
     pthread_join(thread->thread, NULL);
     thread->running = false;
+    atomic_fetch_sub(&calling_back, thread->calls_back);
 }
