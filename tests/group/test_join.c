@@ -342,6 +342,29 @@ static void elastic_join_with_different_links_says_so_to_all(void **state)
     gr_coordinator_destroy(coordinator);
 }
 
+static void join_without_an_end_to_its_time_comes_about(void **state)
+{
+    (void)state;
+    for (int link = 1; link <= 2; link++) {
+        gr_coordinator *coordinator = open_coordinator(2, NULL);
+        worker workers[2];
+        for (int rank = 0; rank < 2; rank++) {
+            order o = {.rank = rank, .world_size = 2, .link = link, .timeout_us = INT64_MAX};
+            workers[rank] = start(coordinator, &o);
+        }
+        for (int rank = 0; rank < 2; rank++) {
+            report r = await(coordinator, &workers[rank]);
+            if (r.status != GR_OK) {
+                fail_msg("rank %d: %s", rank, r.text);
+            }
+        }
+        for (int rank = 0; rank < 2; rank++) {
+            finish(&workers[rank]);
+        }
+        gr_coordinator_destroy(coordinator);
+    }
+}
+
 static void test_wrong_settings(void **state)
 {
     (void)state;
@@ -683,6 +706,7 @@ int main(void)
         cmocka_unit_test(test_death_ends_the_join_of_all),
         cmocka_unit_test(test_same_rank_twice),
         cmocka_unit_test(elastic_join_with_different_links_says_so_to_all),
+        cmocka_unit_test(join_without_an_end_to_its_time_comes_about),
         cmocka_unit_test(test_wrong_settings),
         cmocka_unit_test(test_hosts),
         cmocka_unit_test(test_shm_between_hosts),
