@@ -196,7 +196,7 @@ static void test_wrong_buffers(void **state)
 static void test_places(void **state)
 {
     (void)state;
-    const size_t counts[SIZE] = {5, 0, 3, 4};
+    const size_t counts[SIZE] = {5, 2, 3, 2};
     gr_coll_args task = taken(&(gr_call){.out = room, .count = 3}, RANK);
     assert_true(!task.out_of_place && task.user == room && task.user_only == -1);
     assert_int_equal(task.memory.writes.end - task.memory.writes.first, 12);
@@ -217,6 +217,20 @@ static void test_places(void **state)
     task = taken(&scatter, RANK);
     assert_true(task.out_of_place && task.user_only == RANK && task.user_elements == 5);
     assert_int_equal(task.input_elements, 20);
+    /* An own block of nothing stands nowhere, also where `out` follows on `in`. */
+    const size_t none_last[SIZE] = {5, 3, 4, 0};
+    gr_call last = {
+        .coll = GR_COLL_REDUCE_SCATTER, .in = room, .out = room + 12, .counts = none_last};
+    task = taken(&last, SIZE - 1);
+    assert_true(task.out_of_place && task.input == room && task.user_elements == 0);
+    last.coll = GR_COLL_SCATTER;
+    last.root = SIZE - 1;
+    task = taken(&last, SIZE - 1);
+    assert_true(task.out_of_place && task.input == room && task.user_elements == 0);
+    gr_call nothing = {
+        .coll = GR_COLL_GATHER, .in = room + 12, .out = room, .counts = none_last, .root = 0};
+    task = taken(&nothing, SIZE - 1);
+    assert_true(task.out_of_place && !task.user && task.input_elements == 0);
     /* Who is not the root has its own data alone. */
     gr_call to_root = {.coll = GR_COLL_GATHER, .in = room, .count = 4, .root = 0};
     task = taken(&to_root, RANK);
