@@ -298,6 +298,20 @@ static void test_factors(void **state)
     task =
         taken(&(gr_call){.coll = GR_COLL_BROADCAST, .out = room, .count = 1, .prescale = 1}, RANK);
     assert_true(task.prescale == 1);
+    const gr_dtype in_f32[] = {GR_F32, GR_F16, GR_BF16, GR_COMPLEX64};
+    for (int i = 0; i < 4; i++) {
+        refused(&(gr_call){.dtype = in_f32[i], .out = room, .count = 1, .postscale = 1e39},
+                "postscale is 1e+39, but");
+        refused(&(gr_call){.dtype = in_f32[i], .out = room, .count = 1, .prescale = -1e50},
+                "is multiplied in f32, where that is -inf");
+        refused(&(gr_call){.dtype = in_f32[i], .out = room, .count = 1, .prescale = 1e-60},
+                "is multiplied in f32, where that is 0");
+        (void)taken(&(gr_call){.dtype = in_f32[i], .out = room, .count = 1, .prescale = 1e-40},
+                    RANK);
+    }
+    task = taken(&(gr_call){.dtype = GR_F64, .out = room, .count = 1, .prescale = 1e50}, RANK);
+    assert_true(task.prescale == 1e50);
+    (void)taken(&(gr_call){.dtype = GR_I64, .out = room, .count = 1, .postscale = 1e-60}, RANK);
 }
 
 static gr_status apart(const gr_call *calls, int count, gr_diag *diag)

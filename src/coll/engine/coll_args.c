@@ -103,6 +103,10 @@ static gr_status take_factor(const caller *who, const char *what, double factor,
         return refuse(who, "%s is given, but %s cannot be multiplied", what,
                       gr_dtype_name(who->call->dtype));
     }
+    if (*out != 1 && !gr_dtype_holds_factor(who->call->dtype, factor)) {
+        return refuse(who, "%s is %g, but %s is multiplied in f32, where that is %g", what, factor,
+                      gr_dtype_name(who->call->dtype), (double)(float)factor);
+    }
     return GR_OK;
 }
 
