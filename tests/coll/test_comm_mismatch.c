@@ -331,11 +331,34 @@ static void test_counted(void **state)
     }
 }
 
+/* ---- Names ----------------------------------------------------------------------------------- */
+static int run_empty_name(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    float word = 1;
+    const gr_call call = {.out = &word, .count = 1, .name = gr_comm_rank(comm) == 0 ? "" : NULL};
+    EXPECT(gr_run(comm, &call, 1) == GR_OK && word == (float)gr_comm_size(comm));
+    EXPECT(gr_barrier(comm) == GR_OK);
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void call_with_an_empty_name_is_one_without_a_name(void **state)
+{
+    (void)state;
+    assert_int_equal(ranks_run_pairs(run_empty_name), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shm),  cmocka_unit_test(test_plans),   cmocka_unit_test(test_tcp),
-        cmocka_unit_test(test_busy), cmocka_unit_test(test_crossed), cmocka_unit_test(test_counted),
+        cmocka_unit_test(test_shm),
+        cmocka_unit_test(test_plans),
+        cmocka_unit_test(test_tcp),
+        cmocka_unit_test(test_busy),
+        cmocka_unit_test(test_crossed),
+        cmocka_unit_test(test_counted),
+        cmocka_unit_test(call_with_an_empty_name_is_one_without_a_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
