@@ -207,7 +207,10 @@ void gr_comm_run_self(const gr_coll_args *args);
  * is not started, or is kept. */
 gr_status gr_comm_fill_request(gr_comm *comm, gr_coll_args *args, bool keep, const void *caller,
                                gr_exec_request *request, gr_diag *diag) GR_MUST_CHECK;
-/* No unfinished operation uses its buffers, and the communicator has not ended. */
+/* The memory of the call is of the kind that the call names, and the kind is supported. */
+gr_status gr_comm_check_memory(const gr_comm *comm, const gr_coll_args *args,
+                               gr_diag *diag) GR_MUST_CHECK;
+/* The same, no unfinished operation uses its buffers, and the communicator has not ended. */
 gr_status gr_comm_check_ready(const gr_comm *comm, const gr_coll_args *args,
                               gr_diag *diag) GR_MUST_CHECK;
 
