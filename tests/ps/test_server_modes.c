@@ -313,7 +313,7 @@ static void send_garbage(const test_servers *servers, gr_frame frame, const void
         }
     }
     assert_true(ended);
-    assert_non_null(strstr(gr_link_diag(gr_mesh_link(mesh, 0))->text, "client 23 sent"));
+    assert_non_null(strstr(gr_link_diag(gr_mesh_link(mesh, 0))->text, "worker 7 sent"));
     gr_mesh_destroy(mesh);
 }
 
