@@ -83,7 +83,11 @@ typedef struct gr_message_source {
  * Buffers may stand at any address. `in` is not changed. `in` NULL means in place, and so does `in`
  * at exactly the place in `out` (or `out` in `in`, for reduce-scatter and scatter) where the
  * rank's own data stand; any other overlap of what one operation reads and writes, or with what an
- * unfinished operation uses, is refused. A buffer of no elements may be NULL. */
+ * unfinished operation uses, is refused. A buffer of no elements may be NULL.
+ *
+ * Factors multiply f32, f16, bf16 and complex64 in f32: one that is infinite there, or 0 without
+ * being 0, is refused. They multiply integers in f64, which holds i64 and u64 up to 2^53 exactly;
+ * the product is truncated, and stops at the ends of the type's range. */
 typedef struct gr_call {
     gr_coll coll;
     gr_dtype dtype;

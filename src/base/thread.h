@@ -8,5 +8,8 @@
  * be NULL. Returns 0 or errno. */
 int gr_thread_create(pthread_t *thread_out, const pthread_attr_t *attributes, void *(*run)(void *),
                      void *arg);
+/* How many threads of gr_thread_create this process has. Counts one from before its start until its
+ * function has returned. Any thread. */
+int gr_thread_count(void);
 
 #endif

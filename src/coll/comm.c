@@ -237,8 +237,11 @@ gr_status gr_comm_make(gr_context *context, const int *world, int size, int rank
     if (context->topology && place(comm) != GR_OK) {
         goto undo_comm;
     }
-    if (serial > 0 && gr_exec_group_open(context->exec, &comm->group, diag) != GR_OK) {
-        goto undo_comm;
+    if (serial > 0) {
+        if (gr_exec_group_open(context->exec, &comm->group, diag) != GR_OK) {
+            goto undo_comm;
+        }
+        gr_comm_thread_wake(context); /* from now on it looks for the group's end, too */
     }
     context->ids[id / 64] |= UINT64_C(1) << id % 64;
     context->comms++;

@@ -51,6 +51,7 @@ typedef struct gr_comm_thread {
     bool several;      /* more than one has called */
     /* The progress thread. */
     bool running, stop, asleep;
+    bool calls_back; /* operations with a callback were started: it may call the program */
     pthread_t thread;
     _Atomic uint32_t work; /* it sleeps on it */
 } gr_comm_thread;
@@ -159,6 +160,8 @@ void gr_context_follow(gr_context *context, int64_t deadline_us);
 /* Returns true unless the thread that is in the communicator is known to be the program's only one:
  * another one may start operations while it waits. `context` is a gr_context. */
 bool gr_context_may_start(const void *context);
+/* Entered: an operation with a callback of the program's was started. */
+void gr_context_note_callback(gr_context *context);
 /* Entered: wakes the threads in gr_context_follow. */
 void gr_context_notify(gr_context *context);
 
@@ -204,7 +207,10 @@ void gr_comm_run_self(const gr_coll_args *args);
  * is not started, or is kept. */
 gr_status gr_comm_fill_request(gr_comm *comm, gr_coll_args *args, bool keep, const void *caller,
                                gr_exec_request *request, gr_diag *diag) GR_MUST_CHECK;
-/* No unfinished operation uses its buffers, and the communicator has not ended. */
+/* The memory of the call is of the kind that the call names, and the kind is supported. */
+gr_status gr_comm_check_memory(const gr_comm *comm, const gr_coll_args *args,
+                               gr_diag *diag) GR_MUST_CHECK;
+/* The same, no unfinished operation uses its buffers, and the communicator has not ended. */
 gr_status gr_comm_check_ready(const gr_comm *comm, const gr_coll_args *args,
                               gr_diag *diag) GR_MUST_CHECK;
 

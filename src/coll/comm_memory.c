@@ -140,13 +140,19 @@ void gr_free(gr_comm *comm, void *mem)
 }
 
 /* ---- Memory of the program ------------------------------------------------------------------- */
-static gr_status check_block(const gr_comm *comm, const gr_memory_block *block, gr_diag *diag)
+static gr_status check_block(gr_comm *comm, const gr_memory_block *block, gr_diag *diag)
 {
     const gr_memory *memory = &comm->context->memory;
     uintptr_t first = (uintptr_t)block->at, end = first + block->size_bytes;
     if (!block->at || block->size_bytes == 0 || end < first) {
         return gr_fail(diag, GR_E_INVALID, "gr_register on rank %d: %s", comm->rank,
                        block->at ? "the size is 0, or larger than memory can be" : "mem is NULL");
+    }
+    if (!gr_host_memory_has(&comm->context->host_memory, block->at, block->size_bytes)) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "gr_register on rank %d: there is no memory at %p, or not %zu bytes of it, "
+                       "that this process can read",
+                       comm->rank, (void *)block->at, block->size_bytes);
     }
     size_t at = find(memory, block->at);
     const gr_memory_block *before = at > 0 ? &memory->blocks[at - 1] : NULL;

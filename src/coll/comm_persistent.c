@@ -71,6 +71,9 @@ static gr_status create(gr_comm *comm, const gr_call *call, const void *caller, 
                        comm->rank);
     }
     gr_status status = gr_coll_args_init(&args, call, comm->rank, comm->size, diag);
+    if (status == GR_OK) {
+        status = gr_comm_check_memory(comm, &args, diag);
+    }
     if (status != GR_OK) {
         return status;
     }

@@ -312,9 +312,7 @@ static gr_status begin_alone(gr_comm *comm, const gr_coll_args *all_args, int co
     return status;
 }
 
-/* Checks that the memory of the call is of the kind that the call names, and that the kind is
- * supported. */
-static gr_status check_memory(const gr_comm *comm, const gr_coll_args *args, gr_diag *diag)
+gr_status gr_comm_check_memory(const gr_comm *comm, const gr_coll_args *args, gr_diag *diag)
 {
     const gr_call *call = args->call;
     if (call->memory != GR_MEMORY_HOST) {
@@ -339,7 +337,7 @@ static gr_status check_memory(const gr_comm *comm, const gr_coll_args *args, gr_
 
 gr_status gr_comm_check_ready(const gr_comm *comm, const gr_coll_args *args, gr_diag *diag)
 {
-    gr_status status = check_memory(comm, args, diag);
+    gr_status status = gr_comm_check_memory(comm, args, diag);
     return status == GR_OK ? check_ready(comm, args, 1, diag) : status;
 }
 
@@ -353,7 +351,7 @@ static gr_status check(const gr_comm *comm, const gr_call *calls, int count, gr_
     for (int i = 0; i < count; i++) {
         gr_status status = gr_coll_args_init(&all_args[i], &calls[i], comm->rank, comm->size, diag);
         if (status == GR_OK) {
-            status = check_memory(comm, &all_args[i], diag);
+            status = gr_comm_check_memory(comm, &all_args[i], diag);
         }
         if (status != GR_OK) {
             return status;
@@ -590,6 +588,9 @@ gr_status gr_comm_start(gr_comm *comm, const gr_call *calls, int count, const vo
     }
     if (status == GR_OK) {
         gr_comm_shm_look(comm, op);
+    }
+    if (status == GR_OK && calls_back) {
+        gr_context_note_callback(context);
     }
     if (status == GR_OK && op_out) {
         *op_out = op;

@@ -112,6 +112,10 @@ static gr_status refuse(gr_context *context, const char *why)
     return gr_context_note(context, &diag);
 }
 
+/* Progress threads of all contexts that may call the program, which may start operations of any
+ * context there. The library's other threads start none. */
+static _Atomic int calling_back;
+
 /* How many threads this process has; 0: not known. */
 static int count_threads(void)
 {
@@ -140,7 +144,18 @@ bool gr_context_may_start(const void *context_arg)
     if (context->config.threads != GR_THREADS_AUTO) {
         return false;
     }
-    return count_threads() != 1 + thread->running; /* more under TSan, which has one of its own */
+    int others = atomic_load(&calling_back) - (thread->running && thread->calls_back);
+    /* More under TSan, which has one of its own. */
+    return count_threads() != 1 + gr_thread_count() - others;
+}
+
+void gr_context_note_callback(gr_context *context)
+{
+    gr_comm_thread *thread = &context->thread;
+    if (!thread->calls_back) {
+        thread->calls_back = true;
+        atomic_fetch_add(&calling_back, thread->running);
+    }
 }
 
 static void meet_thread(gr_context *context, uintptr_t self)
@@ -379,19 +394,21 @@ void gr_context_call_back_last(gr_context *context)
 enum { POLL_US = 100000 };
 
 /* Under the lock, which is given back meanwhile. If some rank may have called something else than
- * what is over here, what it sent is looked at now and then: an error that waits for the program's
- * next call might wait for long. So is the end of the communicator, if the program polls for it. */
+ * what is over here, or may end a sub-group, what it sent is looked at now and then: an error that
+ * waits for the program's next call might wait for long, and the rank for an answer. So is the end
+ * of the communicator, if the program polls for it. */
 static void idle(gr_context *context)
 {
     gr_comm_thread *thread = &context->thread;
     bool polled = context->event_fd >= 0 && !gr_exec_first_failure(context->exec);
-    bool looks = polled || (!thread->led && gr_exec_has_unmatched(context->exec));
+    bool looks = polled || gr_exec_may_hear(context->exec);
     uint32_t seen = atomic_load(&thread->work);
     thread->asleep = true;
     unlock(context);
     gr_counter_sleep(&thread->work, seen, looks ? POLL_US : -1);
     lock(context);
-    /* A leader looks itself, and as a thread that waits in an operation. */
+    /* A leader looks itself, and as a thread that waits in an operation; it wakes nobody when it
+     * leaves. */
     if (thread->asleep && looks && !thread->led) {
         gr_exec_look(context->exec);
         notify_finished(context);
@@ -437,6 +454,7 @@ gr_status gr_comm_thread_start(gr_context *context, gr_diag *diag)
                        strerror(error));
     }
     thread->running = true;
+    atomic_fetch_add(&calling_back, thread->calls_back);
     return GR_OK;
 }
 
@@ -451,4 +469,5 @@ void gr_comm_thread_stop(gr_context *context)
     gr_context_leave(context);
     pthread_join(thread->thread, NULL);
     thread->running = false;
+    atomic_fetch_sub(&calling_back, thread->calls_back);
 }

@@ -43,7 +43,7 @@ static void fail_group_as(gr_membership *membership, const gr_diag *failure)
 static void fail_group(gr_membership *membership, int number, const char *sentence)
 {
     gr_diag failure;
-    (void)gr_fail_peer(&failure, GR_E_PEER_LOST, number, "%s", sentence);
+    (void)gr_fail_peer(&failure, GR_E_INVALID, number, "%s", sentence);
     fail_group_as(membership, &failure);
 }
 

@@ -334,7 +334,8 @@ gr_link *gr_mesh_create_link(gr_mesh *mesh, const gr_link_ops *ops, int peer, in
     for (int i = 0; i < GR_LINK_RAILS_MAX; i++) {
         *gr_link_fd(link, i) = -1;
     }
-    link->by_us = mesh->on_demand ? GR_NEVER : now + mesh->attach_timeout_us;
+    bool limited = !mesh->on_demand && mesh->attach_timeout_us < GR_NEVER - now;
+    link->by_us = limited ? now + mesh->attach_timeout_us : GR_NEVER;
     gr_diag_clear(&link->diag);
     gr_mesh_add_link(mesh, link);
     mesh->timed++;

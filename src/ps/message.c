@@ -5,6 +5,7 @@
 #include "base/fail.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 enum {
@@ -40,6 +41,18 @@ void gr_ps_split_addresses(char *addresses)
 void gr_ps_join_addresses(char *addresses)
 {
     replace_all(addresses, ' ', '+');
+}
+
+const char *gr_ps_peer_name(int peer, char name_out[GR_PS_PEER_NAME_BYTES])
+{
+    bool worker = peer >= GR_PS_WORKERS_AT;
+    if (peer >= GR_PS_READERS_AT) {
+        snprintf(name_out, GR_PS_PEER_NAME_BYTES, "a reader");
+    } else {
+        snprintf(name_out, GR_PS_PEER_NAME_BYTES, "%s %d", worker ? "worker" : "server",
+                 worker ? peer - GR_PS_WORKERS_AT : peer);
+    }
+    return name_out;
 }
 
 gr_status gr_ps_malformed(const char *what, gr_diag *diag)

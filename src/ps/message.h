@@ -73,6 +73,10 @@ enum {
     GR_PS_SPEC_FIXED = 60     /* of an encoded gr_ps_spec, without the characters of its texts */
 };
 
+/* What a peer is called in sentences: "server 1", "worker 5", "a reader". Returns `name_out`. */
+enum { GR_PS_PEER_NAME_BYTES = 24 };
+const char *gr_ps_peer_name(int peer, char name_out[GR_PS_PEER_NAME_BYTES]);
+
 typedef struct gr_ps_hello {
     uint32_t protocol;
     uint32_t servers, number;

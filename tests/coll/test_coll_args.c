@@ -196,7 +196,7 @@ static void test_wrong_buffers(void **state)
 static void test_places(void **state)
 {
     (void)state;
-    const size_t counts[SIZE] = {5, 0, 3, 4};
+    const size_t counts[SIZE] = {5, 2, 3, 2};
     gr_coll_args task = taken(&(gr_call){.out = room, .count = 3}, RANK);
     assert_true(!task.out_of_place && task.user == room && task.user_only == -1);
     assert_int_equal(task.memory.writes.end - task.memory.writes.first, 12);
@@ -217,6 +217,20 @@ static void test_places(void **state)
     task = taken(&scatter, RANK);
     assert_true(task.out_of_place && task.user_only == RANK && task.user_elements == 5);
     assert_int_equal(task.input_elements, 20);
+    /* An own block of nothing stands nowhere, also where `out` follows on `in`. */
+    const size_t none_last[SIZE] = {5, 3, 4, 0};
+    gr_call last = {
+        .coll = GR_COLL_REDUCE_SCATTER, .in = room, .out = room + 12, .counts = none_last};
+    task = taken(&last, SIZE - 1);
+    assert_true(task.out_of_place && task.input == room && task.user_elements == 0);
+    last.coll = GR_COLL_SCATTER;
+    last.root = SIZE - 1;
+    task = taken(&last, SIZE - 1);
+    assert_true(task.out_of_place && task.input == room && task.user_elements == 0);
+    gr_call nothing = {
+        .coll = GR_COLL_GATHER, .in = room + 12, .out = room, .counts = none_last, .root = 0};
+    task = taken(&nothing, SIZE - 1);
+    assert_true(task.out_of_place && !task.user && task.input_elements == 0);
     /* Who is not the root has its own data alone. */
     gr_call to_root = {.coll = GR_COLL_GATHER, .in = room, .count = 4, .root = 0};
     task = taken(&to_root, RANK);
@@ -284,6 +298,20 @@ static void test_factors(void **state)
     task =
         taken(&(gr_call){.coll = GR_COLL_BROADCAST, .out = room, .count = 1, .prescale = 1}, RANK);
     assert_true(task.prescale == 1);
+    const gr_dtype in_f32[] = {GR_F32, GR_F16, GR_BF16, GR_COMPLEX64};
+    for (int i = 0; i < 4; i++) {
+        refused(&(gr_call){.dtype = in_f32[i], .out = room, .count = 1, .postscale = 1e39},
+                "postscale is 1e+39, but");
+        refused(&(gr_call){.dtype = in_f32[i], .out = room, .count = 1, .prescale = -1e50},
+                "is multiplied in f32, where that is -inf");
+        refused(&(gr_call){.dtype = in_f32[i], .out = room, .count = 1, .prescale = 1e-60},
+                "is multiplied in f32, where that is 0");
+        (void)taken(&(gr_call){.dtype = in_f32[i], .out = room, .count = 1, .prescale = 1e-40},
+                    RANK);
+    }
+    task = taken(&(gr_call){.dtype = GR_F64, .out = room, .count = 1, .prescale = 1e50}, RANK);
+    assert_true(task.prescale == 1e50);
+    (void)taken(&(gr_call){.dtype = GR_I64, .out = room, .count = 1, .postscale = 1e-60}, RANK);
 }
 
 static gr_status apart(const gr_call *calls, int count, gr_diag *diag)

@@ -5,12 +5,14 @@
 
 #include <dirent.h>
 #include <malloc.h>
+#include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -182,6 +184,78 @@ static void group_abort_from_a_thread_leaves_the_parent(void **state)
 {
     (void)state;
     run_everywhere(run_abort);
+}
+
+/* ---- Nothing is under way -------------------------------------------------------------------- */
+/* Rank 1 aborts the pair, with operations under way there that rank 0 never calls, and waits until
+ * rank 0 has confirmed the end. It tells so by the pipe job->arg. */
+static int abort_with_operations(gr_comm *comm, gr_comm *pair, const ranks_job *job)
+{
+    const int *fds = job->arg;
+    int32_t word = 0;
+    float *large = calloc(2 * LARGE, sizeof *large);
+    gr_op *ops[OPS] = {NULL};
+    EXPECT(large && gr_recv_start(pair, &word, 1, GR_I32, 0, &ops[0]) == GR_OK);
+    EXPECT(gr_allreduce_start(pair, large, LARGE, GR_F32, GR_SUM, &ops[1]) == GR_OK);
+    EXPECT(gr_send_start(pair, large + LARGE, LARGE, GR_F32, 0, &ops[2]) == GR_OK);
+    EXPECT(gr_comm_abort(pair, "the user wants it") == GR_OK);
+    for (int i = 0; i < OPS; i++) {
+        EXPECT(gr_wait(ops[i]) == GR_E_ABORTED);
+    }
+    EXPECT(write(fds[1], "x", 1) == 1);
+    free(large);
+    return 0;
+}
+
+/* What rank 0 does meanwhile: it polls the pair or the parent, computes beside a progress thread,
+ * or waits for the event. */
+typedef enum pastime { POLLS_PAIR, POLLS_PARENT, COMPUTES, WAITS_FOR_EVENT, PASTIMES } pastime;
+
+static bool learns_of_the_end(gr_comm *comm, gr_comm *pair, const ranks_job *job, pastime how)
+{
+    const int *fds = job->arg;
+    int event = -1;
+    char byte;
+    if (how == WAITS_FOR_EVENT && gr_comm_event_fd(pair, &event) != GR_OK) {
+        return false;
+    }
+    while (how == WAITS_FOR_EVENT && gr_comm_diag(pair)->status == GR_OK) {
+        struct pollfd raised = {.fd = event, .events = POLLIN};
+        (void)poll(&raised, 1, -1);
+        gr_comm_event_clear(pair);
+    }
+    struct pollfd told = {.fd = fds[0], .events = POLLIN};
+    while (how < COMPUTES && poll(&told, 1, 1) == 0) {
+        (void)!gr_comm_poll(how == POLLS_PAIR ? pair : comm);
+    }
+    return read(fds[0], &byte, 1) == 1;
+}
+
+static int run_idle(gr_comm *comm, const ranks_job *job)
+{
+    for (pastime how = POLLS_PAIR; how < PASTIMES; how++) {
+        if (how == COMPUTES && job->progress != 1) {
+            continue;
+        }
+        gr_comm *pair = make_pair(comm);
+        EXPECT(pair && sums_are_right(pair, 2) && gr_barrier(comm) == GR_OK);
+        if (gr_comm_rank(comm) == 1) {
+            EXPECT(abort_with_operations(comm, pair, job) == 0);
+        } else {
+            EXPECT(learns_of_the_end(comm, pair, job, how));
+        }
+        EXPECT(sums_are_right(comm, 5) && gr_comm_diag(comm)->status == GR_OK);
+        EXPECT(has_ended(pair, GR_E_ABORTED));
+        gr_comm_destroy(pair);
+    }
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void group_that_ends_is_noticed_where_nothing_is_under_way(void **state)
+{
+    (void)state;
+    assert_int_equal(ranks_run_pairs(run_idle), 0);
 }
 
 /* ---- Operations in flight -------------------------------------------------------------------- */
@@ -450,6 +524,7 @@ int main(void)
         cmocka_unit_test(callbacks_of_a_sub_group_are_called_before_its_end),
         cmocka_unit_test(group_mismatch_ends_it_alone),
         cmocka_unit_test(group_abort_from_a_thread_leaves_the_parent),
+        cmocka_unit_test(group_that_ends_is_noticed_where_nothing_is_under_way),
         cmocka_unit_test(group_with_operations_in_flight_gives_the_buffers_back),
         cmocka_unit_test(group_with_messages_on_their_way_leaves_those_of_the_parent),
         cmocka_unit_test(group_that_ends_again_and_again_holds_nothing),

@@ -7,6 +7,7 @@
 #include "support_ranks.h"
 #include <gradus/coll.h>
 
+#include <poll.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -236,7 +237,81 @@ static void test_crossed(void **state)
     }
 }
 
-/* Ranks that promise nothing: the library counts their threads. */
+/* Beside another communicator, of which the progress thread starts nothing. */
+static int run_beside_another(gr_comm *comm, const ranks_job *job)
+{
+    gr_comm *other = NULL;
+    int event;
+    EXPECT(gr_comm_create_from(job->config, &other, NULL) == GR_OK);
+    EXPECT(gr_comm_event_fd(other, &event) == GR_OK);
+    int result = run_crossed(comm, job);
+    gr_comm_destroy(other);
+    return result;
+}
+
+typedef struct answer {
+    gr_comm *comm;
+    gr_op *op;
+    float word;
+    gr_status status;
+} answer;
+
+static void send_answer(gr_status status, void *arg)
+{
+    answer *a = arg;
+    a->status = status == GR_OK ? gr_send_start(a->comm, &a->word, 1, GR_F32, 1, &a->op) : status;
+}
+
+/* The same, but the other one's progress thread does start something: what rank 1 waits for, when
+ * rank 2 lets it, after a time in which blocked ranks are told. */
+static int run_called_back(gr_comm *comm, const ranks_job *job)
+{
+    gr_comm *other = NULL;
+    int event;
+    float word = 0, signal = 1;
+    answer a = {.comm = comm, .word = 3};
+    EXPECT(gr_comm_create_from(job->config, &other, NULL) == GR_OK);
+    EXPECT(gr_comm_event_fd(other, &event) == GR_OK);
+    if (gr_comm_rank(comm) == 0) {
+        gr_call call = {.coll = GR_COLL_RECV,
+                        .out = &signal,
+                        .count = 1,
+                        .root = 2,
+                        .done = send_answer,
+                        .done_arg = &a};
+        EXPECT(gr_start(other, &call, 1, NULL) == GR_OK);
+        EXPECT(gr_recv(comm, &word, 1, GR_F32, 1) == GR_OK && word == 4);
+        EXPECT(a.status == GR_OK && gr_wait(a.op) == GR_OK);
+    } else if (gr_comm_rank(comm) == 1) {
+        EXPECT(gr_recv(comm, &word, 1, GR_F32, 0) == GR_OK && word == 3);
+        word = 4;
+        EXPECT(gr_send(comm, &word, 1, GR_F32, 0) == GR_OK);
+    } else {
+        (void)poll(NULL, 0, (int)(A_WHILE_NS / 1000000));
+        EXPECT(gr_send(other, &signal, 1, GR_F32, 0) == GR_OK);
+    }
+    EXPECT(gr_barrier(comm) == GR_OK);
+    gr_comm_destroy(other);
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+/* A message of rank 0 to itself that nothing else of its process can send. */
+static int run_alone_with_itself(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    float word = 0;
+    if (gr_comm_rank(comm) == 0) {
+        EXPECT(gr_recv(comm, &word, 1, GR_F32, 0) == GR_E_INVALID);
+        EXPECT(strstr(gr_comm_last_error(comm)->text, "no such message was sent"));
+    }
+    EXPECT(gr_barrier(comm) == GR_OK);
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+/* Ranks that promise nothing: the library counts their threads, but for its own, of which rank 0
+ * has one that hosts the coordinator. */
 static void test_counted(void **state)
 {
     (void)state;
@@ -247,14 +322,43 @@ static void test_counted(void **state)
     for (int progress = 1; progress <= 2; progress++) {
         ranks_job job = {.size = 2, .link = "shm", .tune = "off", .progress = progress};
         assert_int_equal(ranks_run(&job, run_crossed, 0), 0);
+        job.hosted = true;
+        assert_int_equal(ranks_run(&job, run_crossed, 0), 0);
+        assert_int_equal(ranks_run(&job, run_alone_with_itself, 0), 0);
+        assert_int_equal(ranks_run(&job, run_beside_another, 0), 0);
+        job.size = 3;
+        assert_int_equal(ranks_run(&job, run_called_back, 0), 0);
     }
+}
+
+/* ---- Names ----------------------------------------------------------------------------------- */
+static int run_empty_name(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    float word = 1;
+    const gr_call call = {.out = &word, .count = 1, .name = gr_comm_rank(comm) == 0 ? "" : NULL};
+    EXPECT(gr_run(comm, &call, 1) == GR_OK && word == (float)gr_comm_size(comm));
+    EXPECT(gr_barrier(comm) == GR_OK);
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void call_with_an_empty_name_is_one_without_a_name(void **state)
+{
+    (void)state;
+    assert_int_equal(ranks_run_pairs(run_empty_name), 0);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shm),  cmocka_unit_test(test_plans),   cmocka_unit_test(test_tcp),
-        cmocka_unit_test(test_busy), cmocka_unit_test(test_crossed), cmocka_unit_test(test_counted),
+        cmocka_unit_test(test_shm),
+        cmocka_unit_test(test_plans),
+        cmocka_unit_test(test_tcp),
+        cmocka_unit_test(test_busy),
+        cmocka_unit_test(test_crossed),
+        cmocka_unit_test(test_counted),
+        cmocka_unit_test(call_with_an_empty_name_is_one_without_a_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -174,6 +175,7 @@ static void no_callback(gr_status status, void *arg)
 
 static int run_refused(gr_comm *comm, const ranks_job *job)
 {
+    enum { PAGE = 4096 };
     (void)job;
     float value = 1, other = 1;
     gr_op *op = NULL, *plain = NULL, *late = NULL, *same = NULL;
@@ -187,6 +189,15 @@ static int run_refused(gr_comm *comm, const ranks_job *job)
     call.out = NULL;
     EXPECT(gr_op_create(comm, &call, &op) == GR_E_INVALID && !op);
     call.out = &value;
+    call.memory = GR_MEMORY_CUDA;
+    EXPECT(gr_op_create(comm, &call, &op) == GR_E_UNSUPPORTED && !op);
+    call.memory = GR_MEMORY_HOST;
+    void *unreadable = mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    EXPECT(unreadable != MAP_FAILED);
+    call.in = unreadable;
+    EXPECT(gr_op_create(comm, &call, &op) == GR_E_UNSUPPORTED && !op);
+    call.in = NULL;
+    EXPECT(munmap(unreadable, PAGE) == 0);
     EXPECT(gr_op_create(comm, &call, &op) == GR_OK);
     EXPECT(gr_op_create(comm, &call, &same) == GR_OK);
     EXPECT(gr_wait(op) == GR_E_INVALID && gr_test(op) == GR_E_INVALID);

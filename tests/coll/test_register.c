@@ -180,6 +180,10 @@ static int what_cannot_be_shared_is_refused(gr_comm *comm, const ranks_job *job)
     EXPECT(gr_unregister(comm, mem + 2 * page) == GR_OK);
     EXPECT(gr_unregister(comm, mem + 2 * page) == GR_E_INVALID);
     EXPECT(gr_register(NULL, mem, page) == GR_E_INVALID && gr_unregister(NULL, mem) != GR_OK);
+    char *nothing = private_pages(2); /* at a page, and within one */
+    EXPECT(nothing && munmap(nothing, 2 * page) == 0);
+    EXPECT(refuses(comm, nothing, page, GR_E_INVALID, "there is no memory at"));
+    EXPECT(refuses(comm, nothing + 64, page, GR_E_INVALID, "there is no memory at"));
     if (strcmp(job->link, "shm") == 0) {
         void *others = map_pages(1, PROT_READ | PROT_WRITE, MAP_SHARED);
         void *constant = map_pages(1, PROT_READ, MAP_PRIVATE);

@@ -52,6 +52,7 @@ typedef struct worker {
 
 typedef struct order {
     int rank, world_size;
+    int members_min; /* 0: all */
     int link;
     int64_t timeout_us;
     const char *secret_hex; /* NULL: the right one */
@@ -80,6 +81,7 @@ static void work(const gr_coordinator *coordinator, const order *o, int fd)
     gr_hex(secret, sizeof secret, hex);
     gr_group_config config = {.rank = o->rank,
                               .world_size = o->world_size,
+                              .members_min = o->members_min,
                               .local_rank = o->host == NULL ? o->rank : 0,
                               .local_size = o->host == NULL ? o->world_size : 0,
                               .host = o->host,
@@ -315,6 +317,55 @@ static void expect_refused(const order *o, int world_size, gr_status status, con
     gr_coordinator_destroy(coordinator);
 }
 
+/* A link of its own for each: that is no loss of a member, so nobody tries again. */
+static void elastic_join_with_different_links_says_so_to_all(void **state)
+{
+    (void)state;
+    gr_coordinator_config config = {.world_size = 2, .members_min = 1, .secret = secret};
+    gr_coordinator *coordinator = NULL;
+    gr_diag diag = {0};
+    assert_int_equal(gr_coordinator_create(&config, &coordinator, &diag), GR_OK);
+    worker workers[2];
+    for (int rank = 0; rank < 2; rank++) {
+        order o = {.rank = rank,
+                   .world_size = 2,
+                   .members_min = 1,
+                   .link = 1 + rank,
+                   .timeout_us = PATIENCE_US};
+        workers[rank] = start(coordinator, &o);
+    }
+    for (int rank = 0; rank < 2; rank++) {
+        report r = await(coordinator, &workers[rank]);
+        assert_int_equal(r.status, GR_E_INVALID);
+        assert_non_null(strstr(r.text, "set GRADUS_LINK alike for all"));
+        finish(&workers[rank]);
+    }
+    gr_coordinator_destroy(coordinator);
+}
+
+static void join_without_an_end_to_its_time_comes_about(void **state)
+{
+    (void)state;
+    for (int link = 1; link <= 2; link++) {
+        gr_coordinator *coordinator = open_coordinator(2, NULL);
+        worker workers[2];
+        for (int rank = 0; rank < 2; rank++) {
+            order o = {.rank = rank, .world_size = 2, .link = link, .timeout_us = INT64_MAX};
+            workers[rank] = start(coordinator, &o);
+        }
+        for (int rank = 0; rank < 2; rank++) {
+            report r = await(coordinator, &workers[rank]);
+            if (r.status != GR_OK) {
+                fail_msg("rank %d: %s", rank, r.text);
+            }
+        }
+        for (int rank = 0; rank < 2; rank++) {
+            finish(&workers[rank]);
+        }
+        gr_coordinator_destroy(coordinator);
+    }
+}
+
 static void test_wrong_settings(void **state)
 {
     (void)state;
@@ -324,7 +375,7 @@ static void test_wrong_settings(void **state)
     o.secret_hex = "beef";
     expect_refused(&o, 2, GR_E_INVALID, "GRADUS_SECRET must be 64");
     o.secret_hex = NULL;
-    expect_refused(&o, 3, GR_E_PEER_LOST, "GRADUS_WORLD_SIZE");
+    expect_refused(&o, 3, GR_E_INVALID, "GRADUS_WORLD_SIZE");
     o.rank = 2;
     expect_refused(&o, 2, GR_E_INVALID, "GRADUS_RANK");
 }
@@ -655,6 +706,8 @@ int main(void)
         cmocka_unit_test(test_missing_ranks_are_named),
         cmocka_unit_test(test_death_ends_the_join_of_all),
         cmocka_unit_test(test_same_rank_twice),
+        cmocka_unit_test(elastic_join_with_different_links_says_so_to_all),
+        cmocka_unit_test(join_without_an_end_to_its_time_comes_about),
         cmocka_unit_test(test_wrong_settings),
         cmocka_unit_test(test_hosts),
         cmocka_unit_test(test_shm_between_hosts),

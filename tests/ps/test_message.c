@@ -272,6 +272,18 @@ static void numbers_that_cannot_be_are_refused(void **state)
                      GR_E_PROTOCOL);
 }
 
+static void peers_are_called_by_their_own_numbers(void **state)
+{
+    (void)state;
+    const int peers[] = {GR_PS_WORKERS_AT - 1, GR_PS_WORKERS_AT, GR_PS_READERS_AT - 1,
+                         GR_PS_READERS_AT};
+    const char *const names[] = {"server 15", "worker 0", "worker 191", "a reader"};
+    for (int i = 0; i < 4; i++) {
+        char name[GR_PS_PEER_NAME_BYTES];
+        assert_string_equal(gr_ps_peer_name(peers[i], name), names[i]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -282,6 +294,7 @@ int main(void)
         cmocka_unit_test(zeros_are_left_out_where_that_is_shorter),
         cmocka_unit_test(gradients_travel_in_three_types),
         cmocka_unit_test(numbers_that_cannot_be_are_refused),
+        cmocka_unit_test(peers_are_called_by_their_own_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -249,6 +249,55 @@ static void what_is_wrong_has_a_sentence_and_nothing_else_happens(void **state)
     test_servers_stop(&servers);
 }
 
+static void a_call_without_a_connection_is_refused(void **state)
+{
+    (void)state;
+    const gr_ps_spec spec = {.name = "w", .elements = 1, .consistency = GR_ASYNC};
+    const uint32_t row = 0;
+    float value = 0, *states[1] = {&value};
+    const float *given[1] = {&value};
+    const gr_ps_gradient push = {.values = &value};
+    gr_ps_op *op = NULL;
+    gr_ps_scan scan = {.room = 1, .rows = (uint32_t[1]){0}, .values = &value};
+    gr_ps_entry entry;
+    gr_ps_counters counters;
+    int id;
+    void *mem = NULL;
+    const gr_status statuses[] = {
+        gr_ps_alloc(NULL, 1, &mem),
+        gr_ps_declare(NULL, &spec, &id),
+        gr_ps_set(NULL, 0, &value),
+        gr_ps_push_run(NULL, 0, &push),
+        gr_ps_push_start(NULL, 0, &push, &op),
+        gr_ps_pull_run(NULL, 0, 0, &value, NULL),
+        gr_ps_pull_start(NULL, 0, 0, &value, &op),
+        gr_ps_push_pull_run(NULL, 0, &push, &value, NULL),
+        gr_ps_push_pull_start(NULL, 0, &push, &value, &op),
+        gr_ps_push_rows_run(NULL, 0, &push, &row, 1),
+        gr_ps_push_rows_start(NULL, 0, &push, &row, 1, &op),
+        gr_ps_pull_rows_run(NULL, 0, 0, &row, 1, &value, NULL),
+        gr_ps_pull_rows_start(NULL, 0, 0, &row, 1, &value, &op),
+        gr_ps_test(NULL, NULL),
+        gr_ps_wait(NULL, 0, NULL),
+        gr_ps_clock(NULL, 1),
+        gr_ps_barrier(NULL, "b", 1, 0, 0),
+        gr_ps_pull_state_run(NULL, 0, 0, 0, &value, NULL),
+        gr_ps_pull_state_start(NULL, 0, 0, 0, &value, &op),
+        gr_ps_pull_whole_run(NULL, 0, 0, &value, states, 1, NULL),
+        gr_ps_restore(NULL, 0, 0, &value, given, 1),
+        gr_ps_scan_rows(NULL, 0, &scan),
+        gr_ps_restore_rows(NULL, 0, 0, &row, 1, &value, given, 1),
+        gr_ps_list(NULL, 0, &entry),
+        gr_ps_read_counters(NULL, 0, &counters),
+    };
+    for (size_t i = 0; i < sizeof statuses / sizeof statuses[0]; i++) {
+        assert_int_equal(statuses[i], GR_E_INVALID);
+    }
+    assert_true(gr_ps_servers(NULL) == 0 && op == NULL && mem == NULL);
+    assert_string_equal(gr_ps_last_error(NULL)->text, "the connection is NULL");
+    gr_ps_free(NULL, NULL);
+}
+
 static void who_has_no_secret_or_another_list_of_servers_does_not_get_in(void **state)
 {
     (void)state;
@@ -313,7 +362,7 @@ static void send_garbage(const test_servers *servers, gr_frame frame, const void
         }
     }
     assert_true(ended);
-    assert_non_null(strstr(gr_link_diag(gr_mesh_link(mesh, 0))->text, "client 23 sent"));
+    assert_non_null(strstr(gr_link_diag(gr_mesh_link(mesh, 0))->text, "worker 7 sent"));
     gr_mesh_destroy(mesh);
 }
 
@@ -533,6 +582,7 @@ int main(void)
         cmocka_unit_test(ssp_waits_for_the_slowest_that_lives),
         cmocka_unit_test(the_first_pushes_make_the_step_and_later_ones_are_counted),
         cmocka_unit_test(what_is_wrong_has_a_sentence_and_nothing_else_happens),
+        cmocka_unit_test(a_call_without_a_connection_is_refused),
         cmocka_unit_test(who_has_no_secret_or_another_list_of_servers_does_not_get_in),
         cmocka_unit_test(who_sends_garbage_is_sent_away_and_others_are_not_disturbed),
         cmocka_unit_test(a_lost_server_fails_what_needs_it),

@@ -200,7 +200,7 @@ static void what_cannot_be_restored_has_a_sentence(void **state)
     expect_failure(ps, gr_ps_pull_state_run(ps, id, 0, 8, w.values, NULL), GR_E_INVALID,
                    "states of version 8 are gone");
     expect_failure(ps, gr_ps_pull_state_run(ps, id, 2, 0, w.values, NULL), GR_E_INVALID,
-                   "has 2 vectors");
+                   "has 2 vectors of its optimizer's state, and no number 2");
     expect_failure(ps, gr_ps_pull_state_run(ps, id, -1, 0, w.values, NULL), GR_E_INVALID,
                    "-1 cannot be");
     gr_ps_entry entry;

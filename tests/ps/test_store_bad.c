@@ -93,7 +93,7 @@ static void declarations_must_agree(void **state)
     t.staleness = 7; /* means nothing in bsp */
     expect_declare(&w, &t, GR_OK, "", "");
     t.elements = 21;
-    expect_declare(&w, &t, GR_E_INVALID, "client 21", "21 elements");
+    expect_declare(&w, &t, GR_E_INVALID, "worker 5", "21 elements");
     expect_declare(&w, &t, GR_E_INVALID, "20 elements", "conv1/weights");
     t = tensor_of(GR_BSP);
     t.shards = 4;
@@ -237,7 +237,7 @@ static void not_finite_is_refused_where_that_is_the_policy(void **state)
                 int token =
                     world_push(&w, push_of(18, refuse ? 0 : (uint64_t)i, 0, SHARDS), values, false);
                 if (refuse) {
-                    expect(&w, token, GR_E_NOT_FINITE, "client 18 sends NaN or infinity");
+                    expect(&w, token, GR_E_NOT_FINITE, "worker 2 sends NaN or infinity");
                 } else {
                     assert_int_equal(w.tickets[token].status, GR_OK);
                 }

@@ -103,6 +103,10 @@ static gr_status take_factor(const caller *who, const char *what, double factor,
         return refuse(who, "%s is given, but %s cannot be multiplied", what,
                       gr_dtype_name(who->call->dtype));
     }
+    if (*out != 1 && !gr_dtype_holds_factor(who->call->dtype, factor)) {
+        return refuse(who, "%s is %g, but %s is multiplied in f32, where that is %g", what, factor,
+                      gr_dtype_name(who->call->dtype), (double)(float)factor);
+    }
     return GR_OK;
 }
 
@@ -202,12 +206,13 @@ static size_t elements_before(const gr_coll_args *args, const size_t *counts, in
     return counts ? sum : args->count * (size_t)block;
 }
 
-/* Own block of `whole`: where it stands. */
-static const void *own_place(const gr_coll_args *args, const size_t *counts, const void *whole,
-                             int rank)
+/* Returns true if the rank's own block of `whole` stands at `at`. A block of no elements stands
+ * nowhere: what follows on it in memory may be anything. */
+static bool is_own_block(const gr_coll_args *args, const size_t *counts, const void *whole,
+                         const void *at, int rank)
 {
     size_t bytes = elements_before(args, counts, rank) * gr_dtype_bytes(args->call->dtype);
-    return (const uint8_t *)whole + bytes;
+    return block_elements(args, counts, rank) > 0 && at == (const uint8_t *)whole + bytes;
 }
 
 /* `in` may be NULL since it has no elements, and not because the rank's own stand in `out`. */
@@ -230,25 +235,25 @@ static void place_buffers(const caller *who, gr_coll_args *args)
     args->input_only = args->user_only = -1;
     switch (call->coll) {
     case GR_COLL_ALLGATHER:
-        in = out && in == own_place(args, args->user_counts, out, rank) ? NULL : in;
+        in = out && is_own_block(args, args->user_counts, out, in, rank) ? NULL : in;
         args->input_only = rank;
         break;
     case GR_COLL_GATHER:
-        in = out && in == own_place(args, args->user_counts, out, rank) ? NULL : in;
+        in = out && is_own_block(args, args->user_counts, out, in, rank) ? NULL : in;
         args->input_only = rank;
         if (!at_root && in) { /* it has its own block and nothing else */
             out = NULL;
         }
         break;
     case GR_COLL_REDUCE_SCATTER:
-        if (in && out == own_place(args, args->input_counts, in, rank)) {
+        if (in && is_own_block(args, args->input_counts, in, out, rank)) {
             out = (void *)(uintptr_t)in;
             in = NULL;
         }
         args->user_only = in ? rank : -1;
         break;
     case GR_COLL_SCATTER:
-        if (at_root && in && out == own_place(args, args->input_counts, in, rank)) {
+        if (at_root && in && is_own_block(args, args->input_counts, in, out, rank)) {
             out = (void *)(uintptr_t)in;
             in = NULL;
         }

@@ -330,18 +330,18 @@ bool gr_exec_progress(gr_exec *exec)
  * this rank for long. */
 static void sweep(gr_exec *exec)
 {
-    exec->sweeps = false;
     for (int peer = 0; peer < exec->world_size; peer++) {
         if (exec->links[peer].link) {
             gr_exec_mark_busy(exec, &exec->links[peer]);
         }
     }
     visit_busy_links(exec);
+    exec->sweeps = false; /* a link at which something stands is busy still */
 }
 
 int64_t gr_exec_poll_timers(gr_exec *exec, bool waited)
 {
-    if (!gr_exec_looks(exec)) {
+    if (!gr_exec_looks(exec) && !gr_exec_may_hear(exec)) {
         return GR_NEVER;
     }
     int64_t now_us = gr_clock_now_us(&exec->clock);
@@ -436,13 +436,17 @@ bool gr_exec_has_unmatched(const gr_exec *exec)
 
 bool gr_exec_looks(const gr_exec *exec)
 {
-    return gr_exec_active(exec) > 0 || gr_exec_has_unmatched(exec);
+    return gr_exec_active(exec) > 0 || gr_exec_has_unmatched(exec) || exec->endings || exec->sweeps;
+}
+
+bool gr_exec_may_hear(const gr_exec *exec)
+{
+    return gr_exec_has_unmatched(exec) || (exec->serial_seen > 0 && exec->diag.status == GR_OK);
 }
 
 void gr_exec_periodic_poll(gr_exec *exec, uint64_t now)
 {
-    bool may_hear = gr_exec_has_unmatched(exec) || exec->serial_seen > 0;
-    if (may_hear && now - exec->polled_ticks >= exec->poll_every_ticks) {
+    if (gr_exec_may_hear(exec) && now - exec->polled_ticks >= exec->poll_every_ticks) {
         exec->polled_ticks = now;
         if (!gr_exec_progress(exec)) {
             (void)gr_exec_poll_timers(exec, false);

@@ -270,8 +270,12 @@ int gr_exec_active(const gr_exec *exec);
 /* Some rank may have called something else than what is over here (two roots that only sent, say).
  * Then a pass and a look are worth their while though nothing is under way. */
 bool gr_exec_has_unmatched(const gr_exec *exec);
-/* One of these two: else nobody looks at what the links have. */
+/* One of these two, or a sub-group that has ended here has not on all its ranks: else nobody looks
+ * at what the links have. */
 bool gr_exec_looks(const gr_exec *exec);
+/* Ranks may report something while nothing is under way here: what they called instead of an
+ * operation that is over, or the end of a sub-group. */
+bool gr_exec_may_hear(const gr_exec *exec);
 
 bool gr_op_finished(const gr_op *op);
 /* Given back already, and no newer operation has taken its place. */
@@ -317,8 +321,9 @@ bool gr_exec_uses(const gr_exec *exec, const gr_call_memory *memory, char *what_
  * have ended with the failure; what it points to does not change any more. */
 const gr_diag *gr_exec_first_failure(const gr_exec *exec);
 /* Of those that wait for nothing: moves everything on. Where nothing is under way, so that nobody
- * looks at the links, ends everything if a peer has said there that the communicator has ended;
- * what else has come stays for the operations to come. */
+ * looks at the links, ends everything if a peer has said there that the communicator has ended, and
+ * a sub-group if a rank of it has reported its end; what else has come stays for the operations to
+ * come. */
 void gr_exec_look(gr_exec *exec);
 /* Moves everything on, and ends it if a peer is gone, though nothing under way needs it. */
 void gr_exec_check_members(gr_exec *exec);

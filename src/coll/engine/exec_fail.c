@@ -109,6 +109,7 @@ static void end_operations(gr_exec *exec)
     exec->oldest_seq = exec->next_seq;
     gr_exec_messages_end(exec);
     gr_exec_free_endings(exec);
+    exec->sweeps = false;
     exec->work_head = NULL;
     exec->work_tail = NULL;
     exec->post_count = 0;
@@ -273,8 +274,12 @@ static void look_for_end(gr_exec *exec)
     for (int peer = 0; peer < exec->world_size; peer++) {
         gr_link *link = peer == exec->rank ? NULL : gr_mesh_link(exec->mesh, peer);
         gr_frame frame;
-        if (link && gr_link_peek(link, &frame) != GR_OK &&
-            gr_status_scope((gr_status)gr_link_diag(link)->status) >= GR_SCOPE_COMM) {
+        if (!link) {
+            continue;
+        }
+        if (gr_link_peek(link, &frame) == GR_OK) {
+            exec->sweeps = exec->sweeps || (exec->any_ended && gr_exec_is_stale(exec, &frame));
+        } else if (gr_status_scope((gr_status)gr_link_diag(link)->status) >= GR_SCOPE_COMM) {
             gr_exec_fail(exec, gr_link_diag(link));
             return;
         }
@@ -282,6 +287,7 @@ static void look_for_end(gr_exec *exec)
     if (status != GR_OK) {
         gr_exec_mesh_failed(exec, status, &diag);
     }
+    (void)gr_exec_poll_timers(exec, false); /* the end of a sub-group is reported */
 }
 
 void gr_exec_look(gr_exec *exec)

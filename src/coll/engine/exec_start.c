@@ -40,7 +40,7 @@ uint64_t gr_exec_fingerprint(gr_exec *exec, const gr_exec_group *group, const gr
     if (counts && desc->coll != GR_COLL_ALLTOALL) { /* there every rank has counts of its own */
         facts[4] = gr_hash64(counts, blocks * sizeof *counts, 1);
     }
-    if (desc->name) {
+    if (desc->name && desc->name[0]) { /* "" is shown as no name */
         facts[5] = gr_hash64(desc->name, strnlen(desc->name, GR_FLIGHT_RECORDER_NAME_BYTES - 1), 1);
     }
     if (exec->facts_hash == 0 || memcmp(facts, exec->facts, sizeof facts) != 0) {

@@ -3,6 +3,8 @@
 #include "base/text.h"
 #include "coll/reduce/reduce_table.h"
 
+#include <math.h>
+
 /* By gr_dtype. */
 static const struct {
     const char *name;
@@ -61,6 +63,13 @@ bool gr_dtype_reduces(gr_dtype dtype, gr_redop op)
 bool gr_dtype_scales(gr_dtype dtype)
 {
     return gr_reduce_c.multiply[dtype] != NULL;
+}
+
+bool gr_dtype_holds_factor(gr_dtype dtype, double factor)
+{
+    bool in_f32 = dtype == GR_F32 || dtype == GR_F16 || dtype == GR_BF16 || dtype == GR_COMPLEX64;
+    float by = (float)factor;
+    return !in_f32 || (isfinite(by) && (by != 0 || factor == 0));
 }
 
 void gr_dtype_list_reductions(gr_dtype dtype, char *text, size_t size_bytes)

@@ -29,6 +29,8 @@ gr_reduce_both_fn *gr_reduce_both_kernel(gr_isa isa, gr_dtype dtype, gr_redop op
 /* What elements of a type can do; the numbers must be those of a type and an operation. */
 bool gr_dtype_reduces(gr_dtype dtype, gr_redop op); /* GR_USER: any type */
 bool gr_dtype_scales(gr_dtype dtype);               /* has an average, and factors */
+/* What gr_scale multiplies by is finite if the factor is, and 0 only if that is. */
+bool gr_dtype_holds_factor(gr_dtype dtype, double factor);
 bool gr_dtype_any_order(gr_dtype dtype); /* in any order, reductions give the same bits */
 /* "sum, average or product". */
 void gr_dtype_list_reductions(gr_dtype dtype, char *text, size_t size_bytes);

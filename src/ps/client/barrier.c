@@ -26,6 +26,9 @@ gr_status gr_ps_barrier(gr_ps *ps, const char *name, int members, int member, in
 {
     const gr_ps_spec spec = {.name = name, .elements = 1, .consistency = GR_BSP, .shards = members};
     int id = -1;
+    if (ps == NULL) {
+        return GR_E_INVALID;
+    }
     if (members < 1 || member < 0 || member >= members || ps->worker < 0) {
         return gr_fail(&ps->error, GR_E_INVALID,
                        "member %d of %d cannot come to a barrier: they have numbers from 0 on, and "

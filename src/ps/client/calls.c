@@ -13,16 +13,21 @@
 
 int gr_ps_servers(const gr_ps *ps)
 {
-    return ps->servers;
+    return ps != NULL ? ps->servers : 0;
 }
 
 const gr_diag *gr_ps_last_error(const gr_ps *ps)
 {
-    return &ps->error;
+    static const gr_diag no_connection = {
+        .status = GR_E_INVALID, .peer_rank = -1, .text = "the connection is NULL"};
+    return ps != NULL ? &ps->error : &no_connection;
 }
 
 gr_status gr_ps_alloc(gr_ps *ps, size_t size_bytes, void **mem_out)
 {
+    if (ps == NULL) {
+        return GR_E_INVALID;
+    }
     gr_status status = gr_mesh_alloc(ps->mesh, size_bytes, mem_out);
     return status == GR_OK
                ? status
@@ -31,7 +36,9 @@ gr_status gr_ps_alloc(gr_ps *ps, size_t size_bytes, void **mem_out)
 
 void gr_ps_free(gr_ps *ps, void *mem)
 {
-    gr_mesh_free(ps->mesh, mem);
+    if (ps != NULL) {
+        gr_mesh_free(ps->mesh, mem);
+    }
 }
 
 /* ---- Tensors --------------------------------------------------------------------------------- */
@@ -83,6 +90,9 @@ static bool same_spec(const gr_ps_spec *a, const gr_ps_spec *b)
 gr_status gr_ps_declare(gr_ps *ps, const gr_ps_spec *tensor, int *id_out)
 {
     uint8_t body[GR_PS_SMALL_MAX];
+    if (ps == NULL) {
+        return GR_E_INVALID;
+    }
     gr_status status = gr_ps_check_spec(tensor, &ps->error);
     if (status != GR_OK) {
         return status;
@@ -121,6 +131,10 @@ gr_status gr_ps_declare(gr_ps *ps, const gr_ps_spec *tensor, int *id_out)
 
 gr_ps_op *gr_ps_open_on(gr_ps *ps, int id, gr_ps_kind kind, gr_status *status_out)
 {
+    if (ps == NULL) {
+        *status_out = GR_E_INVALID;
+        return NULL;
+    }
     if (id < 0 || (uint32_t)id >= ps->known_count || !ps->known[id]->declared) {
         *status_out = gr_fail(&ps->error, GR_E_INVALID,
                               "there is no tensor %d on this connection; declare it first", id);
@@ -328,17 +342,25 @@ gr_status gr_ps_push_pull_run(gr_ps *ps, int id, const gr_ps_gradient *push, flo
 
 gr_status gr_ps_test(gr_ps_op *op, uint64_t *version_out)
 {
+    if (op == NULL) {
+        return GR_E_INVALID;
+    }
     gr_ps_progress(op->ps);
     return gr_ps_op_over(op) ? gr_ps_op_close(op, version_out) : GR_PENDING;
 }
 
 gr_status gr_ps_wait(gr_ps_op *op, int64_t timeout_us, uint64_t *version_out)
 {
-    return gr_ps_op_wait(op, gr_clock_deadline_us(&op->ps->clock, timeout_us), version_out);
+    return op == NULL
+               ? GR_E_INVALID
+               : gr_ps_op_wait(op, gr_clock_deadline_us(&op->ps->clock, timeout_us), version_out);
 }
 
 gr_status gr_ps_clock(gr_ps *ps, uint64_t clock)
 {
+    if (ps == NULL) {
+        return GR_E_INVALID;
+    }
     gr_ps_op *op = gr_ps_op_open(ps, GR_PS_CLOCK, NULL);
     if (op == NULL) {
         return GR_E_NO_MEMORY;
@@ -369,6 +391,9 @@ gr_status gr_ps_list(gr_ps *ps, uint32_t index, gr_ps_entry *entry_out)
 {
     gr_ps_entry all, one;
     int first = 0;
+    if (ps == NULL) {
+        return GR_E_INVALID;
+    }
     while (!ps->table.alive[first]) {
         first++;
     }
@@ -402,6 +427,9 @@ gr_status gr_ps_list(gr_ps *ps, uint32_t index, gr_ps_entry *entry_out)
 
 gr_status gr_ps_read_counters(gr_ps *ps, int server, gr_ps_counters *counters_out)
 {
+    if (ps == NULL) {
+        return GR_E_INVALID;
+    }
     if (server < 0 || server >= ps->servers) {
         return gr_fail(&ps->error, GR_E_INVALID, "there is no server %d, there are %d", server,
                        ps->servers);

@@ -12,6 +12,9 @@
 
 static gr_status check_states(gr_ps *ps, int number, int most)
 {
+    if (ps == NULL) {
+        return GR_E_INVALID;
+    }
     return number >= 0 && number <= most
                ? GR_OK
                : gr_fail(&ps->error, GR_E_INVALID,

@@ -245,8 +245,9 @@ static void forget(gr_ps_server *server, int peer)
 void gr_ps_send_away(gr_ps_server *server, int peer, gr_status status, const char *sentence)
 {
     gr_link *link = gr_mesh_link(server->mesh, peer);
-    gr_log_write(server->log, GR_LOG_WARN, "ps", "%s %d is sent away: %s",
-                 peer < GR_PS_WORKERS_AT ? "server" : "client", peer, sentence);
+    char name[GR_PS_PEER_NAME_BYTES];
+    gr_log_write(server->log, GR_LOG_WARN, "ps", "%s is sent away: %s", gr_ps_peer_name(peer, name),
+                 sentence);
     if (link != NULL) {
         gr_link_close(link, status, sentence);
     }
@@ -516,8 +517,9 @@ gr_status gr_ps_server_poll(gr_ps_server *server, gr_diag *diag)
         status = session->dismissed ? GR_OK : gr_ps_session_receive(session, &why);
         more = more || status == GR_PENDING;
         if (status < 0 && why.status != GR_OK) { /* else its link has ended, as will be told */
-            char sentence[GR_DIAG_TEXT_BYTES];
-            snprintf(sentence, sizeof sentence, "client %d sent %.400s", session->peer, why.text);
+            char sentence[GR_DIAG_TEXT_BYTES], name[GR_PS_PEER_NAME_BYTES];
+            snprintf(sentence, sizeof sentence, "%s sent %.400s",
+                     gr_ps_peer_name(session->peer, name), why.text);
             session->dismissed = true;
             gr_ps_send_away(server, session->peer, GR_E_PROTOCOL, sentence);
         }

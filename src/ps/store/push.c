@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "coll/plan/plan.h"
+#include "ps/message.h"
 #include "ps/store/store_internal.h"
 
 #include <gradus/shards.h>
@@ -52,6 +53,7 @@ static gr_status check_data(gr_ps_store *store, const push_target *t, int client
                             const gr_ps_data *data, uint64_t count)
 {
     const float *values = data->values;
+    char who[GR_PS_PEER_NAME_BYTES];
     if (t->block->rows != NULL || data->rows != NULL) {
         gr_status status = gr_ps_table_check_push(store, t->held, client, data, count);
         if (status != GR_OK) {
@@ -59,15 +61,16 @@ static gr_status check_data(gr_ps_store *store, const push_target *t, int client
         }
     } else if (count != t->block->count) {
         return gr_fail(&store->diag, GR_E_INVALID,
-                       "client %d sends %" PRIu64 " elements for block %u of tensor \"%s\", which "
+                       "%s sends %" PRIu64 " elements for block %u of tensor \"%s\", which "
                        "has %u",
-                       client, count, t->block->number, t->held->tensor.spec.name, t->block->count);
+                       gr_ps_peer_name(client, who), count, t->block->number,
+                       t->held->tensor.spec.name, t->block->count);
     }
     if (t->held->tensor.spec.refuse_not_finite && !all_finite(values, count)) {
         return gr_fail(&store->diag, GR_E_NOT_FINITE,
-                       "client %d sends NaN or infinity for block %u of tensor \"%s\": lower its "
+                       "%s sends NaN or infinity for block %u of tensor \"%s\": lower its "
                        "learning rate, or look at its data",
-                       client, t->block->number, t->held->tensor.spec.name);
+                       gr_ps_peer_name(client, who), t->block->number, t->held->tensor.spec.name);
     }
     return GR_OK;
 }
@@ -101,20 +104,21 @@ void gr_ps_store_set(gr_ps_store *store, int client, uint64_t token, uint64_t ke
 static gr_status check_step(gr_ps_store *store, const push_target *t, const gr_ps_push *push)
 {
     gr_tree_range cover[GR_SHARD_PARTIALS_MAX];
+    char who[GR_PS_PEER_NAME_BYTES];
     if (push->step > t->block->version) {
         return gr_fail(&store->diag, GR_E_INVALID,
-                       "client %d pushes step %" PRIu64 " to block %u of tensor \"%s\", which "
+                       "%s pushes step %" PRIu64 " to block %u of tensor \"%s\", which "
                        "waits for step %" PRIu64,
-                       push->client, push->step, t->block->number, t->held->tensor.spec.name,
-                       t->block->version);
+                       gr_ps_peer_name(push->client, who), push->step, t->block->number,
+                       t->held->tensor.spec.name, t->block->version);
     }
     if (t->held->tensor.spec.consistency == GR_BSP &&
         gr_tree_cover(t->held->tensor.spec.shards, push->first, push->shards, cover) != 1) {
         return gr_fail(&store->diag, GR_E_INVALID,
-                       "client %d pushes %d shards from %d on to tensor \"%s\": no whole subtree "
+                       "%s pushes %d shards from %d on to tensor \"%s\": no whole subtree "
                        "of its %d shards",
-                       push->client, push->shards, push->first, t->held->tensor.spec.name,
-                       t->held->tensor.spec.shards);
+                       gr_ps_peer_name(push->client, who), push->shards, push->first,
+                       t->held->tensor.spec.name, t->held->tensor.spec.shards);
     }
     return GR_OK;
 }
@@ -298,11 +302,12 @@ static gr_status push_now(gr_ps_store *store, const push_target *t, const gr_ps_
     gr_ps_block *block = t->block;
     gr_ps_known known = gr_ps_seen_find(block, push->client, push->sequence);
     if (known == GR_PS_FORGOTTEN) {
+        char who[GR_PS_PEER_NAME_BYTES];
         return gr_fail(&store->diag, GR_E_INVALID,
-                       "client %d pushes number %" PRIu64 " to tensor \"%s\", more than %d below "
+                       "%s pushes number %" PRIu64 " to tensor \"%s\", more than %d below "
                        "its newest one",
-                       push->client, push->sequence, t->held->tensor.spec.name,
-                       GR_PS_SEQUENCES_KEPT);
+                       gr_ps_peer_name(push->client, who), push->sequence,
+                       t->held->tensor.spec.name, GR_PS_SEQUENCES_KEPT);
     }
     if (known == GR_PS_KNOWN) {
         /* When exactly it was taken is not kept: all that is here is safe is enough. */
@@ -359,10 +364,11 @@ void gr_ps_store_push(gr_ps_store *store, const gr_ps_push *push, const gr_ps_da
         status = check_data(store, &t, push->client, data, push->count);
     }
     if (status == GR_OK && !t.block->ready) {
+        char who[GR_PS_PEER_NAME_BYTES];
         status = gr_fail(&store->diag, GR_E_INVALID,
-                         "client %d pushes to block %u of tensor \"%s\", which has no initial "
+                         "%s pushes to block %u of tensor \"%s\", which has no initial "
                          "values yet",
-                         push->client, push->block, t.held->tensor.spec.name);
+                         gr_ps_peer_name(push->client, who), push->block, t.held->tensor.spec.name);
     }
     bool keeps = false; /* the step does, and releases the lease */
     if (status == GR_OK && gr_ps_by_steps(t.held)) {
@@ -399,7 +405,8 @@ static gr_status check_state(gr_ps_store *store, const gr_ps_held *held, const g
     }
     return gr_fail(&store->diag, GR_E_INVALID,
                    "tensor \"%s\" has %d vectors of its optimizer's state, and %s %d",
-                   held->tensor.spec.name, states, pull->whole ? "not" : "no number", pull->state);
+                   held->tensor.spec.name, states, pull->whole ? "not" : "no number",
+                   pull->whole ? pull->state : pull->state - 1);
 }
 
 void gr_ps_store_pull(gr_ps_store *store, const gr_ps_pull *pull)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/hash.h"
+#include "ps/message.h"
 #include "ps/store/store_internal.h"
 
 #include <inttypes.h>
@@ -141,19 +142,21 @@ static gr_status check_same(const gr_ps_tensor *ours, const gr_ps_tensor *theirs
                        ours->spec.name, theirs->spec.name);
     }
     const char *optimizer = theirs->spec.optimizer != NULL ? theirs->spec.optimizer : "";
+    char name[GR_PS_PEER_NAME_BYTES];
     char here[DESCRIPTION_BYTES];
     char there[DESCRIPTION_BYTES];
     describe(ours, here);
     describe(theirs, there);
     if (strcmp(here, there) != 0) {
         return gr_fail(diag, GR_E_INVALID,
-                       "client %d declares tensor \"%s\" otherwise than it is: %s; here: %s", who,
-                       ours->spec.name, there, here);
+                       "%s declares tensor \"%s\" otherwise than it is: %s; here: %s",
+                       gr_ps_peer_name(who, name), ours->spec.name, there, here);
     }
     if (strcmp(ours->spec.optimizer, optimizer) != 0) {
         return gr_fail(diag, GR_E_INVALID,
-                       "client %d declares tensor \"%s\" with optimizer %.100s; here it has %.100s",
-                       who, ours->spec.name, optimizer, ours->spec.optimizer);
+                       "%s declares tensor \"%s\" with optimizer %.100s; here it has %.100s",
+                       gr_ps_peer_name(who, name), ours->spec.name, optimizer,
+                       ours->spec.optimizer);
     }
     return GR_OK;
 }

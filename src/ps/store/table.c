@@ -4,6 +4,7 @@
  * for any other tensor, with the same steps, answers and repeats; only its sum goes row by row. */
 
 #include "coll/sparse/rows.h"
+#include "ps/message.h"
 #include "ps/place.h"
 #include "ps/store/store_internal.h"
 
@@ -66,27 +67,29 @@ gr_status gr_ps_table_check_push(gr_ps_store *store, const gr_ps_held *held, int
                                  const gr_ps_data *data, uint64_t count)
 {
     const gr_ps_spec *tensor = &held->tensor.spec;
+    char who[GR_PS_PEER_NAME_BYTES];
     if (tensor->columns == 0 || data->rows == NULL) {
         return gr_fail(&store->diag, GR_E_INVALID,
                        tensor->columns == 0
-                           ? "client %d pushes rows to tensor \"%s\", which is no table"
-                           : "client %d sends all of tensor \"%s\", which is a table: push rows",
-                       client, tensor->name);
+                           ? "%s pushes rows to tensor \"%s\", which is no table"
+                           : "%s sends all of tensor \"%s\", which is a table: push rows",
+                       gr_ps_peer_name(client, who), tensor->name);
     }
     if (data->row_count > GR_PS_ROWS_OF_A_PUSH ||
         count != (uint64_t)data->row_count * tensor->columns) {
         return gr_fail(&store->diag, GR_E_INVALID,
-                       "client %d sends %" PRIu64 " elements as %u rows of table \"%s\", which has "
+                       "%s sends %" PRIu64 " elements as %u rows of table \"%s\", which has "
                        "%u columns",
-                       client, count, data->row_count, tensor->name, tensor->columns);
+                       gr_ps_peer_name(client, who), count, data->row_count, tensor->name,
+                       tensor->columns);
     }
     uint64_t rows = tensor->elements / tensor->columns;
     for (uint32_t i = 0; i < data->row_count; i++) {
         if (data->rows[i] >= rows || (i > 0 && data->rows[i] <= data->rows[i - 1])) {
             return gr_fail(&store->diag, GR_E_INVALID,
-                           "client %d pushes row %u of table \"%s\": there are rows 0 to %" PRIu64
+                           "%s pushes row %u of table \"%s\": there are rows 0 to %" PRIu64
                            ", and a push has them ascending, each one once",
-                           client, data->rows[i], tensor->name, rows - 1);
+                           gr_ps_peer_name(client, who), data->rows[i], tensor->name, rows - 1);
         }
     }
     return GR_OK;
