@@ -85,7 +85,8 @@ gr_status gr_launch_job_report(const gr_launch_job *job, gr_launch_report *repor
                    ? job->schedule.crash.last.rank
                    : gr_root_cause_root(job->schedule.ends, job->schedule.config.slots);
     int code = gr_root_cause_code(job->schedule.ends,
-                                  job->schedule.config.slots - job->schedule.config.helpers);
+                                  job->schedule.config.slots - job->schedule.config.helpers,
+                                  job->config->zero_is_done);
     bool asked = job->schedule.reason == GR_REASON_SIGNAL;
     report->resumable =
         code == GR_LAUNCH_EXIT_RESUME && (asked || job->schedule.reason == GR_REASON_NONE);

@@ -13,7 +13,7 @@ import subprocess
 
 import pytest
 
-from conftest import TIMEOUT_S, lines_of, read_lines, unhurried, wait_until
+from conftest import TIMEOUT_S, lines_of, preload, read_lines, unhurried, wait_until
 from processes import variable
 from test_recovery import workers_of
 
@@ -240,6 +240,16 @@ def test_sigterm_of_a_worker_with_kernel_threads_ends_with_a_checkpoint(gradus, 
     assert run.returncode == 75, message
     stopped = json.loads(text.splitlines()[-1])
     assert stopped["event"] == "stopped" and (tmp_path / stopped["checkpoint"]).is_dir()
+
+
+def test_sigterm_before_the_workers_have_met_loses_nothing(gradus, job):
+    run = gradus.start("run", "-np", 2, "--grace", "60s", "--resume", job(),
+                       env={**preload(gradus, "stop_joining_worker"), "TEST_WAITS": "yes"})
+    wait_until(lambda: rank_pid(gradus, 0) and rank_pid(gradus, 1), "the workers")
+    run.terminate()
+    _, message = run.communicate(timeout=TIMEOUT_S)
+    assert run.returncode == 75, message
+    assert "all 2 workers have ended" in message
 
 
 @pytest.mark.parametrize("section,code", [("", 1), ("checkpoint: {every: 1 h}", 75)])
