@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 
 import pytest
@@ -263,7 +264,8 @@ def test_a_job_starts_within_its_minimum_and_maximum(gradus, job, tmp_path):
         os.kill(workers_of(launcher)[0], signal.SIGKILL)  # two wait for the third
         wait_until(lambda: generations(output) == [3], "three workers")
     launcher.terminate()
-    launcher.communicate(timeout=TIMEOUT_S)
+    _, err = launcher.communicate(timeout=TIMEOUT_S)
+    assert re.search(r"ended by SIGTERM .* (all|of) 3 workers", err), "not those before as well"
 
 
 # The first joining worker stops itself when its log says that it has a link, before it is ready;
