@@ -234,7 +234,7 @@ static char *const *worker_words(gr_cli_run *run)
     return (char *const *)(uintptr_t)words;
 }
 
-int gr_run_attempts(gr_cli_run *run)
+static int attempt(gr_cli_run *run)
 {
     const gr_run_options *options = &run->options;
     const char *set[SET_MAX] = {NULL}, *defaults[SET_MAX] = {NULL};
@@ -314,4 +314,14 @@ int gr_run_attempts(gr_cli_run *run)
         gr_cli_merge_timeline(timeline, gr_launch_slots(&config));
     }
     return code;
+}
+
+int gr_run_attempts(gr_cli_run *run)
+{
+    gr_diag diag = {0};
+    gr_status status = gr_cli_check_timeline(run->options.timeline, &diag);
+    if (status != GR_OK && run->again) { /* it had begun */
+        status = GR_OK;
+    }
+    return status == GR_OK ? attempt(run) : gr_cli_refuse(status, &diag);
 }
