@@ -323,6 +323,22 @@ def test_two_runs_at_once(gradus, job, tmp_path):
     first.kill()
 
 
+def test_two_runs_without_checkpoints_at_once(gradus, job, tmp_path):
+    name = job(steps=10**7, more=ENDLESS)
+    first = gradus.start("run", "-np", 1, "--json", name)
+    read_lines(first.stdout, 2)
+    metrics = (tmp_path / "out/metrics.jsonl").stat()
+    for more in ([], ["--resume"], ["--output", tmp_path / "out"]):
+        second = gradus("run", "-np", 1, "--json", *more, "--set", "seed=7", name)
+        assert second.returncode == 2 and "another run writes into " in second.stderr, second
+    assert (tmp_path / "out/metrics.jsonl").stat().st_ino == metrics.st_ino
+    first.terminate()
+    _, message = first.communicate(timeout=TIMEOUT_S)
+    assert first.returncode == 75, message
+    assert gradus("run", "-np", 1, "--json", "--set", "steps=1", "--output", "out",
+                  "--checkpoint-to", "other", name).returncode == 0
+
+
 def test_resume_without_any(gradus, job):
     done = gradus("run", "-np", 2, "--json", "--resume", job())
     assert done.returncode == 0 and "starts from the beginning" in done.stderr
