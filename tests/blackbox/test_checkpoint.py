@@ -168,7 +168,7 @@ def test_killed_while_one_is_written(gradus, job, tmp_path):
                    "a half-written checkpoint")
         kill_everything(gradus, run)
         verified = gradus("checkpoint", "verify", folder).returncode
-        assert verified in (0, 0 if checkpoints(folder) else 1)
+        assert verified == (0 if checkpoints(folder) else 2)
     assert end_of(gradus("run", "-np", 2, "--json", "--resume", name))["weights_sha256"] == calm
 
 
@@ -452,6 +452,10 @@ def test_folders_without_what_is_asked_for_are_named(gradus, job, tmp_path):
         done = gradus("checkpoint", "ls", *more, "empty")
         assert done.returncode == 2 and done.stdout == "", done
         assert done.stderr == "gradus: there is no checkpoint in empty\n"
+    for name, sentence in (("empty", "there is no checkpoint in empty"),
+                           ("nowhere", "there is no folder nowhere")):
+        done = gradus("checkpoint", "verify", name)
+        assert done.returncode == 2 and done.stderr == f"gradus: {sentence}\n", done
     end_of(gradus("run", "-np", 2, "--json", job(steps=10, more="checkpoint: {every: 1 h}\n")))
     done = gradus("checkpoint", "convert", "out/checkpoints", "none/plain.safetensors")
     assert done.returncode == 2 and "there is no folder none\n" in done.stderr, done
