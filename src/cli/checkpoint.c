@@ -127,23 +127,28 @@ static gr_status print_row(const checkpoint_options *options, const char *path, 
     return GR_OK;
 }
 
+/* At least one. */
+static gr_status find_steps(const char *folder, uint64_t **steps_out, int *count_out, gr_diag *diag)
+{
+    struct stat info;
+    if (stat(folder, &info) != 0) {
+        return gr_fail(diag, GR_E_NOT_FOUND, "there is no folder %s", folder);
+    }
+    gr_status status = gr_checkpoint_list(folder, steps_out, count_out, diag);
+    if (status == GR_OK && *count_out == 0) {
+        free(*steps_out);
+        return gr_fail(diag, GR_E_NOT_FOUND, "there is no checkpoint in %s", folder);
+    }
+    return status;
+}
+
 static int list(const checkpoint_options *options, const char *folder)
 {
     gr_diag diag = {0};
     uint64_t *steps = NULL;
     int count = 0, damaged = 0;
-    struct stat info;
-    if (stat(folder, &info) != 0) {
-        (void)gr_fail(&diag, GR_E_NOT_FOUND, "there is no folder %s", folder);
-        return input_fail(&diag);
-    }
-    gr_status status = gr_checkpoint_list(folder, &steps, &count, &diag);
+    gr_status status = find_steps(folder, &steps, &count, &diag);
     if (status != GR_OK) {
-        return input_fail(&diag);
-    }
-    if (count == 0) {
-        free(steps);
-        (void)gr_fail(&diag, GR_E_NOT_FOUND, "there is no checkpoint in %s", folder);
         return input_fail(&diag);
     }
     if (!options->json) {
@@ -192,12 +197,14 @@ static int verify(const gr_cli_line *line)
         gr_diag diag = {0};
         uint64_t *steps = NULL;
         int count = 0;
-        gr_status status = gr_checkpoint_list(name, &steps, &count, &diag);
+        if (is_checkpoint(name)) {
+            sound = verify_one(name) && sound;
+            continue;
+        }
+        gr_status status = find_steps(name, &steps, &count, &diag);
         if (status != GR_OK) {
             return input_fail(&diag);
         }
-        /* Without checkpoints in it, it must be one. */
-        sound = (count > 0 || verify_one(name)) && sound;
         for (int c = 0; c < count; c++) {
             char path[PATH_MAX];
             status = gr_checkpoint_path(name, steps[c], path, sizeof path, &diag);

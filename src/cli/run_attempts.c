@@ -7,12 +7,17 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/file.h"
 #include "cli/timeline.h"
 #include "launch/signals.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
@@ -55,6 +60,7 @@ static int report_end(const gr_cli_run *run, gr_status status, const gr_launch_r
     return status == GR_E_NOT_FOUND || status == GR_E_INVALID ? GR_EXIT_INPUT : GR_EXIT_FAILED;
 }
 
+enum { HOLD_PATIENCE_MS = 2000, HOLD_LOOK_MS = 20 };
 enum { SET_OWN_MAX = 9, SET_MAX = SET_OWN_MAX + GR_EXPORT_SET_MAX };
 
 /* What the workers find in their environment: `set` over it, `defaults` under it. */
@@ -234,7 +240,7 @@ static char *const *worker_words(gr_cli_run *run)
     return (char *const *)(uintptr_t)words;
 }
 
-int gr_run_attempts(gr_cli_run *run)
+static int attempt(gr_cli_run *run)
 {
     const gr_run_options *options = &run->options;
     const char *set[SET_MAX] = {NULL}, *defaults[SET_MAX] = {NULL};
@@ -312,6 +318,50 @@ int gr_run_attempts(gr_cli_run *run)
     free(document);
     if (timeline != NULL) {
         gr_cli_merge_timeline(timeline, gr_launch_slots(&config));
+    }
+    return code;
+}
+
+/* Two jobs would mix what they write. The folder itself is locked: nothing more lies in it. Where
+ * the file system knows no such locks (NFS) nothing is held. */
+static gr_status hold_output(const gr_cli_run *run, int *fd_out, gr_diag *diag)
+{
+    const int64_t deadline_ns = gr_now_ns() + HOLD_PATIENCE_MS * INT64_C(1000000);
+    *fd_out = -1;
+    if (run->job_path == NULL || run->output == NULL) {
+        return GR_OK;
+    }
+    gr_status status = gr_dir_create(run->output, diag);
+    int fd = status == GR_OK ? open(run->output, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    while (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        if (gr_now_ns() >= deadline_ns) {
+            close(fd);
+            return gr_fail(diag, GR_E_INVALID,
+                           "another run writes into %s; wait for its end (gradus ls shows the jobs "
+                           "that run, gradus attach their output), or choose another folder "
+                           "(output, --output)",
+                           run->output);
+        }
+        (void)poll(NULL, 0, HOLD_LOOK_MS); /* it may be about to end */
+    }
+    *fd_out = fd;
+    return status;
+}
+
+int gr_run_attempts(gr_cli_run *run)
+{
+    gr_diag diag = {0};
+    int output_fd = -1;
+    gr_status status = gr_cli_check_timeline(run->options.timeline, &diag);
+    if (status == GR_OK) {
+        status = hold_output(run, &output_fd, &diag);
+    }
+    if (status != GR_OK && run->again) { /* it had begun, and what is left of it may hold both */
+        status = GR_OK;
+    }
+    int code = status == GR_OK ? attempt(run) : gr_cli_refuse(status, &diag);
+    if (output_fd >= 0) {
+        close(output_fd);
     }
     return code;
 }

@@ -37,10 +37,12 @@ static gr_status read_outlive(const char *text, int64_t *outlive_us_out, gr_diag
     }
     if (gr_number_with_unit(text, units, 1e6, &value) != GR_NUMBER_OK || value < 0 ||
         value > most_us) {
+        const char *variable = gr_config_variable(environ, "GRADUS_OUTLIVE");
+        bool by_variable = variable != NULL && strcmp(variable, text) == 0;
         return gr_fail(diag, GR_E_INVALID,
-                       "--outlive must be a time such as 90s, 10min or 8h (at most a year), 0 or "
+                       "%s must be a time such as 90s, 10min or 8h (at most a year), 0 or "
                        "forever, not \"%s\"",
-                       text);
+                       by_variable ? "GRADUS_OUTLIVE" : "--outlive", text);
     }
     *outlive_us_out = value;
     return GR_OK;

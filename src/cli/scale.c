@@ -145,8 +145,8 @@ static int print_answer(const gr_job_status *job, int asked)
                 job->want, workers);
     } else if (job->word == GR_WORD_NEVER) {
         fprintf(stderr,
-                "gradus: the job was started for %d to %d workers, %d are not possible "
-                "(--min-workers and --max-workers of gradus run)\n",
+                "gradus: the job may have %d to %d workers, %d are not possible (--min-workers and "
+                "--max-workers of gradus run, and the slots of its hosts)\n",
                 job->least, job->most, asked);
     } else {
         fprintf(stderr, "gradus: the job is %s; it has %d %s\n",

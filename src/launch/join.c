@@ -121,6 +121,9 @@ gr_status gr_join_listen(const char *at, const uint8_t token[GR_SECRET_BYTES], c
     }
     if (status == GR_OK && strcmp(port, "0") != 0) {
         status = gr_ports_parse(port, &config.ports, &why);
+        if (status != GR_OK) {
+            (void)gr_fail(&why, status, "\"%s\" is no port; give one of 1 to 65535, 0: any", port);
+        }
     }
     if (status == GR_OK) {
         status = gr_acceptor_create(&config, acceptor_out, &why);

@@ -109,7 +109,8 @@ typedef struct gr_launch_config {
     bool all_join;     /* every worker is known to join the group: time counts from the start,
                         * else from the first that joins */
     bool zero_is_done; /* workers that end with 0 after a signal had finished, and so has the job
-                        * when one has left the group and ends with 0; else they gave up */
+                        * when one has left the group and ends with 0; else they gave up. One that
+                        * SIGTERM kills had not met the others yet */
     int64_t start_timeout_us; /* for the joining; 0: never ends */
     int64_t fence_us;         /* a worker that the others wait for so long is killed; 0: never */
     int64_t orphan_grace_us;  /* what the workers of this host get, after SIGTERM, when the launcher

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { STREAMS = 2, READ_BYTES = 32 * 1024, PATH_BYTES = 4096, HOST_SHOWN_BYTES = 24 };
@@ -138,12 +139,18 @@ static gr_status open_log(struct stream *stream, const gr_launch_config *config,
     if (size >= (int)sizeof path) {
         return gr_fail(diag, GR_E_INVALID, "--log-dir: the path is too long");
     }
-    stream->log_fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | behind, 0666);
-    if (stream->log_fd < 0) {
+    /* Of a FIFO the opening would wait for a reader. */
+    struct stat info;
+    stream->log_fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | behind, 0666);
+    bool failed = stream->log_fd < 0 || fstat(stream->log_fd, &info) != 0;
+    bool special = failed ? errno == ENXIO /* a FIFO without one */ : !S_ISREG(info.st_mode);
+    const char *why = special ? "it is no regular file" : failed ? strerror(errno) : NULL;
+    if (why != NULL) {
         return gr_fail(diag, GR_E_INVALID,
                        "--log-dir: \"%s\" cannot be written: %s; name a folder that can", path,
-                       strerror(errno));
+                       why);
     }
+    (void)fcntl(stream->log_fd, F_SETFL, behind & O_APPEND);
     return GR_OK;
 }
 

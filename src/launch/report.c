@@ -9,23 +9,25 @@
 
 static gr_status report_signal(const gr_launch_job *job, gr_diag *diag)
 {
-    int killed = 0;
+    int workers = 0, killed = 0;
     for (int rank = 0; rank < job->schedule.config.slots; rank++) {
         const gr_worker_end *end = &job->schedule.ends[rank];
-        killed +=
-            end->ended && WIFSIGNALED(end->wait_status) && WTERMSIG(end->wait_status) == SIGKILL;
+        bool counts = end->started && !end->spared; /* the job had gone on without others */
+        workers += counts;
+        killed += counts && end->ended && WIFSIGNALED(end->wait_status) &&
+                  WTERMSIG(end->wait_status) == SIGKILL;
     }
     const char *name = gr_signals_name(job->schedule.signal.number);
     if (killed == 0) {
         return gr_fail(diag, GR_E_CANCELLED, "ended by %s after %.1f s; all %d workers have ended",
                        name, (double)(gr_launch_job_now_us() - job->setup.start_us) * 1e-6,
-                       job->schedule.started);
+                       workers);
     }
     return gr_fail(diag, GR_E_CANCELLED,
                    "ended by %s after %.1f s; %d of %d workers did not end on their own and were "
                    "killed (--grace sets the time that they get)",
                    name, (double)(gr_launch_job_now_us() - job->setup.start_us) * 1e-6, killed,
-                   job->schedule.started);
+                   workers);
 }
 
 /* Returns true if a restart of all may help. A worker that ended with an exit code has given its
@@ -85,7 +87,8 @@ gr_status gr_launch_job_report(const gr_launch_job *job, gr_launch_report *repor
                    ? job->schedule.crash.last.rank
                    : gr_root_cause_root(job->schedule.ends, job->schedule.config.slots);
     int code = gr_root_cause_code(job->schedule.ends,
-                                  job->schedule.config.slots - job->schedule.config.helpers);
+                                  job->schedule.config.slots - job->schedule.config.helpers,
+                                  job->config->zero_is_done);
     bool asked = job->schedule.reason == GR_REASON_SIGNAL;
     report->resumable =
         code == GR_LAUNCH_EXIT_RESUME && (asked || job->schedule.reason == GR_REASON_NONE);

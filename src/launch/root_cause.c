@@ -34,9 +34,20 @@ gr_end_class gr_root_cause_class(const gr_worker_end *end)
     return end->was_asked && ours ? GR_END_ASKED : GR_END_KILLED;
 }
 
-int gr_root_cause_code(const gr_worker_end *ends, int workers)
+static bool ended_before_meeting(const gr_worker_end *end)
+{
+    bool killed = end->ended && end->was_asked && !end->lost && WIFSIGNALED(end->wait_status) &&
+                  WTERMSIG(end->wait_status) == SIGTERM;
+    return !end->spared && (killed || !end->started);
+}
+
+int gr_root_cause_code(const gr_worker_end *ends, int workers, bool holds)
 {
     int code = 0;
+    bool met = true;
+    for (int rank = 0; rank < workers && holds; rank++) {
+        met = met && !ended_before_meeting(&ends[rank]);
+    }
     bool lost = false; /* while all were ending: those that say 75 know what is kept */
     for (int rank = 0; rank < workers; rank++) {
         const gr_worker_end *end = &ends[rank];
@@ -48,6 +59,10 @@ int gr_root_cause_code(const gr_worker_end *ends, int workers)
             continue;
         }
         int own = end->ended && WIFEXITED(end->wait_status) ? WEXITSTATUS(end->wait_status) : -1;
+        bool missed = own == GR_LAUNCH_EXIT_PEER && end->was_asked;
+        if (!met && (missed || ended_before_meeting(end))) {
+            own = GR_LAUNCH_EXIT_RESUME;
+        }
         if (own != 0 && own != GR_LAUNCH_EXIT_RESUME) {
             return -1;
         }

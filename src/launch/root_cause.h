@@ -39,8 +39,9 @@ int gr_root_cause_root(const gr_worker_end *ends, int workers);
 
 /* 0: all workers ended with exit code 0. GR_LAUNCH_EXIT_RESUME: all with that or 0. -1: any other
  * end. Who was spared does not count, nor beside a GR_LAUNCH_EXIT_RESUME who was asked to end and
- * lost with its host. */
-int gr_root_cause_code(const gr_worker_end *ends, int workers);
+ * lost with its host. `holds`: workers that have met take SIGTERM by themselves. So one that it
+ * kills, or that was never started, has done nothing that could be lost, nor have the others. */
+int gr_root_cause_code(const gr_worker_end *ends, int workers, bool holds);
 
 /* Returns true if the same work would end the worker in the same way again. True of the signals
  * that a program brings upon itself; a worker that was killed or lost did nothing wrong. */

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Loaded by LD_PRELOAD: a worker that joins a running job stops itself when it has made as many
- * sockets as the file $TEST_STOPS_AT says; 0: at its start; -1: never. */
+ * sockets as the file $TEST_STOPS_AT says; 0: at its start; -1: never. With $TEST_WAITS each worker
+ * waits for a signal at its start. */
 #include <dlfcn.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 typedef int socket_function(int domain, int type, int protocol);
 typedef int accept_function(int fd, struct sockaddr *address, socklen_t *length, int flags);
@@ -43,6 +45,9 @@ __attribute__((constructor)) static void begin(void)
     const char *name = getenv("TEST_STOPS_AT");
     FILE *file = name && getenv("GRADUS_JOINING") ? fopen(name, "r") : NULL;
     int number = -1;
+    if (getenv("TEST_WAITS") && getenv("GRADUS_RANK")) {
+        pause();
+    }
     if (!file) {
         return;
     }

@@ -169,7 +169,8 @@ def test_sweep_of_what_is_wrong_starts_nothing(gradus, job, tmp_path):
 
 
 def test_sweep_of_which_one_run_fails_goes_on_and_says_so(gradus, job, tmp_path):
-    (tmp_path / "out/sweep/run-001/model.safetensors").mkdir(parents=True)
+    (tmp_path / "out/sweep/run-001").mkdir(parents=True)
+    (tmp_path / "out/sweep/run-001/model.safetensors").symlink_to("/dev/full")
     done = gradus("sweep", job(), "--set", "optimizer.learning_rate=0.2,0.1")
     assert done.returncode == 1, done
     assert "optimizer.learning_rate=0.2; ended with 1, out/sweep/run-001/log.txt" in done.stderr
@@ -357,6 +358,30 @@ def test_output_folder_that_cannot_be_written(gradus, job):
     (gradus.folder / "file").write_text("")
     expect_refused(gradus("run", job(("output: out", "output: file/out"))), "file/out")
     expect_refused(gradus("run", "--output", gradus.folder / "file", job()), "file")
+
+
+@pytest.mark.parametrize("name, make, says", [
+    ("metrics.jsonl", os.mkdir, "it is a folder"),
+    ("model.safetensors", os.mkdir, "it is a folder"),
+    ("metrics.jsonl", os.mkfifo, "it is a FIFO"),
+    ("metrics.jsonl", lambda path: socket.socket(socket.AF_UNIX).bind(str(path)), "No such device"),
+    ("checkpoints", lambda path: path.symlink_to("/nowhere"), "it is a link to nothing"),
+], ids=["metrics-folder", "weights-folder", "metrics-fifo", "metrics-socket", "checkpoints-link"])
+def test_what_is_in_the_way_in_the_output_folder_is_said_first(gradus, job, monkeypatch, name, make,
+                                                               says):
+    monkeypatch.chdir(gradus.folder)
+    out = pathlib.Path("out")
+    out.mkdir()
+    make(out / name)
+    done = gradus("run", job(("output: out", "output: out\ncheckpoint: {every: 1 h}")))
+    expect_refused(done, f"out/{name}", says, "choose another one")
+
+
+def test_timeline_that_cannot_be_written_is_said_first(gradus, job):
+    done = gradus("run", "--timeline", "none/t.json", job())
+    expect_refused(done, "--timeline: none/t.json cannot be written: No such file")
+    expect_refused(gradus("run", "--timeline", ".", job()), "--timeline: . is a folder")
+    assert not (gradus.folder / "out").exists()
 
 
 def test_a_word_behind_the_job_file(gradus, job):

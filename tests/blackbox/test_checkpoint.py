@@ -13,7 +13,7 @@ import subprocess
 
 import pytest
 
-from conftest import TIMEOUT_S, lines_of, read_lines, unhurried, wait_until
+from conftest import TIMEOUT_S, lines_of, preload, read_lines, unhurried, wait_until
 from processes import variable
 from test_recovery import workers_of
 
@@ -168,7 +168,7 @@ def test_killed_while_one_is_written(gradus, job, tmp_path):
                    "a half-written checkpoint")
         kill_everything(gradus, run)
         verified = gradus("checkpoint", "verify", folder).returncode
-        assert verified in (0, 0 if checkpoints(folder) else 1)
+        assert verified == (0 if checkpoints(folder) else 2)
     assert end_of(gradus("run", "-np", 2, "--json", "--resume", name))["weights_sha256"] == calm
 
 
@@ -242,6 +242,16 @@ def test_sigterm_of_a_worker_with_kernel_threads_ends_with_a_checkpoint(gradus, 
     assert stopped["event"] == "stopped" and (tmp_path / stopped["checkpoint"]).is_dir()
 
 
+def test_sigterm_before_the_workers_have_met_loses_nothing(gradus, job):
+    run = gradus.start("run", "-np", 2, "--grace", "60s", "--resume", job(),
+                       env={**preload(gradus, "stop_joining_worker"), "TEST_WAITS": "yes"})
+    wait_until(lambda: rank_pid(gradus, 0) and rank_pid(gradus, 1), "the workers")
+    run.terminate()
+    _, message = run.communicate(timeout=TIMEOUT_S)
+    assert run.returncode == 75, message
+    assert "all 2 workers have ended" in message
+
+
 @pytest.mark.parametrize("section,code", [("", 1), ("checkpoint: {every: 1 h}", 75)])
 def test_ctrl_c(gradus, job, tmp_path, section, code):
     run = gradus.start("run", "-np", 2, "--grace", "60s", "--json",
@@ -311,6 +321,22 @@ def test_two_runs_at_once(gradus, job, tmp_path):
     second = gradus("run", "-np", 1, "--json", name, "--output", "other")
     assert second.returncode == 2 and "another run (process " in second.stderr
     first.kill()
+
+
+def test_two_runs_without_checkpoints_at_once(gradus, job, tmp_path):
+    name = job(steps=10**7, more=ENDLESS)
+    first = gradus.start("run", "-np", 1, "--json", name)
+    read_lines(first.stdout, 2)
+    metrics = (tmp_path / "out/metrics.jsonl").stat()
+    for more in ([], ["--resume"], ["--output", tmp_path / "out"]):
+        second = gradus("run", "-np", 1, "--json", *more, "--set", "seed=7", name)
+        assert second.returncode == 2 and "another run writes into " in second.stderr, second
+    assert (tmp_path / "out/metrics.jsonl").stat().st_ino == metrics.st_ino
+    first.terminate()
+    _, message = first.communicate(timeout=TIMEOUT_S)
+    assert first.returncode == 75, message
+    assert gradus("run", "-np", 1, "--json", "--set", "steps=1", "--output", "out",
+                  "--checkpoint-to", "other", name).returncode == 0
 
 
 def test_resume_without_any(gradus, job):
@@ -426,6 +452,10 @@ def test_folders_without_what_is_asked_for_are_named(gradus, job, tmp_path):
         done = gradus("checkpoint", "ls", *more, "empty")
         assert done.returncode == 2 and done.stdout == "", done
         assert done.stderr == "gradus: there is no checkpoint in empty\n"
+    for name, sentence in (("empty", "there is no checkpoint in empty"),
+                           ("nowhere", "there is no folder nowhere")):
+        done = gradus("checkpoint", "verify", name)
+        assert done.returncode == 2 and done.stderr == f"gradus: {sentence}\n", done
     end_of(gradus("run", "-np", 2, "--json", job(steps=10, more="checkpoint: {every: 1 h}\n")))
     done = gradus("checkpoint", "convert", "out/checkpoints", "none/plain.safetensors")
     assert done.returncode == 2 and "there is no folder none\n" in done.stderr, done

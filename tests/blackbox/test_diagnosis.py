@@ -325,7 +325,8 @@ def test_timeline_without_a_launcher(gradus, comm_script, tmp_path):
 
 
 def test_a_timeline_that_cannot_be_written(gradus, comm_script):
-    done = gradus("run", "-np", 2, "--timeline", "none/t.json", "--", *comm_script("create()\n"))
+    done = gradus("run", "-np", 2, "--", "env", "GRADUS_TIMELINE=none/t.json",
+                  *comm_script("create()\n"))
     assert done.returncode == 1
     assert "the timeline cannot be written to" in done.stderr
     assert "none/t.json.0: No such file" in done.stderr

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 
 import pytest
@@ -259,11 +260,13 @@ def test_a_job_starts_within_its_minimum_and_maximum(gradus, job, tmp_path):
         assert said == "the job has 3 workers; it may have 3 to 4\n"
         refused = gradus("scale", "--to", 5, "--job", launcher.pid)
         assert refused.returncode == 1
-        assert "was started for 3 to 4 workers, 5 are not possible" in refused.stderr
+        assert "may have 3 to 4 workers, 5 are not possible" in refused.stderr
+        assert "the slots of its hosts" in refused.stderr
         os.kill(workers_of(launcher)[0], signal.SIGKILL)  # two wait for the third
         wait_until(lambda: generations(output) == [3], "three workers")
     launcher.terminate()
-    launcher.communicate(timeout=TIMEOUT_S)
+    _, err = launcher.communicate(timeout=TIMEOUT_S)
+    assert re.search(r"ended by SIGTERM .* (all|of) 3 workers", err), "not those before as well"
 
 
 # The first joining worker stops itself when its log says that it has a link, before it is ready;

@@ -254,6 +254,8 @@ def test_the_launcher_is_killed(two, gradus):  # noqa: F811
     (["run", "-np", 1, "--listen", ":0", "--", "true"], {}, "by a token"),
     (["run", "-np", 1, "--listen", "here", "--", "true"], {"GRADUS_JOIN_TOKEN": "0" * 64},
      "write HOST:PORT"),
+    (["run", "-np", 1, "--listen", "127.0.0.1:99999", "--", "true"],
+     {"GRADUS_JOIN_TOKEN": "0" * 64}, '--listen 127.0.0.1:99999: "99999" is no port'),
     (["run", "-np", 1, "--listen", ":0", "-H", "a", "--", "true"], {}, "both say"),
     (["agent", "--join", "127.0.0.1:1"], {"GRADUS_JOIN_TOKEN": "short"}, "64 hexadecimal digits"),
     (["agent"], {}, "say where the launcher is"),

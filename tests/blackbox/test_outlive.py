@@ -590,6 +590,12 @@ def test_scale_names_what_is_wrong(host, words, sentence):
     assert done.returncode == 2 and sentence in done.stderr and done.stderr.count("\n") == 1
 
 
+def test_bad_outlive_of_the_environment_is_refused_by_its_name(host):
+    done = host("run", "--", "true", env={"GRADUS_OUTLIVE": "soon"})
+    assert done.returncode == 2 and "GRADUS_OUTLIVE must be a time" in done.stderr
+    assert "--outlive" not in done.stderr
+
+
 def test_job_that_neither_grows_nor_shrinks_says_so(host, echo):
     echo()
     for words in ["scale", "echo"], ["scale", "echo", 2]:

@@ -228,6 +228,13 @@ def test_log_dir_has_a_file_for_each_stream(gradus, tmp_path):
     assert done.returncode == 2 and "started" not in done.stdout and "file" in done.stderr
 
 
+def test_log_dir_with_a_fifo_is_refused(gradus, tmp_path):
+    os.mkfifo(tmp_path / "rank.1.err")
+    done = gradus("run", "-np", 2, "--log-dir", tmp_path, *sh("echo started"))
+    assert done.returncode == 2 and "started" not in done.stdout
+    assert 'rank.1.err" cannot be written: it is no regular file' in done.stderr
+
+
 def test_timestamps(gradus):
     done = gradus("run", "-np", 1, "--timestamps", *sh("echo x"))
     assert re.fullmatch(r"\[0\] \d\d:\d\d:\d\d\.\d\d\d x\n", done.stdout)

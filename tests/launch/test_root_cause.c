@@ -56,19 +56,40 @@ static void who_can_go_on_says_so(void **state)
     (void)state;
     gr_worker_end ends[3] = {ended(0, code(GR_LAUNCH_EXIT_RESUME), false), ended(1, code(0), false),
                              ended(2, code(GR_LAUNCH_EXIT_RESUME), true)};
-    assert_int_equal(gr_root_cause_code(ends, 3), GR_LAUNCH_EXIT_RESUME);
+    assert_int_equal(gr_root_cause_code(ends, 3, false), GR_LAUNCH_EXIT_RESUME);
     assert_int_equal(gr_root_cause_root(ends, 3), -1);
-    assert_int_equal(gr_root_cause_code(ends + 1, 1), 0);
+    assert_int_equal(gr_root_cause_code(ends + 1, 1, false), 0);
     ends[1] = ended(1, code(GR_LAUNCH_EXIT_PEER), false);
-    assert_int_equal(gr_root_cause_code(ends, 3), -1);
+    assert_int_equal(gr_root_cause_code(ends, 3, false), -1);
     assert_int_equal(gr_root_cause_root(ends, 3), 1);
     ends[1].spared = true;
-    assert_int_equal(gr_root_cause_code(ends, 3), GR_LAUNCH_EXIT_RESUME);
+    assert_int_equal(gr_root_cause_code(ends, 3, false), GR_LAUNCH_EXIT_RESUME);
     ends[2] = ended(2, SIGTERM, true);
-    assert_int_equal(gr_root_cause_code(ends, 3), -1);
+    assert_int_equal(gr_root_cause_code(ends, 3, false), -1);
     ends[2].lost = true; /* with its host, while all were ending */
-    assert_int_equal(gr_root_cause_code(ends, 3), GR_LAUNCH_EXIT_RESUME);
-    assert_int_equal(gr_root_cause_code(ends + 1, 2), -1);
+    assert_int_equal(gr_root_cause_code(ends, 3, false), GR_LAUNCH_EXIT_RESUME);
+    assert_int_equal(gr_root_cause_code(ends + 1, 2, false), -1);
+}
+
+static void who_had_not_met_the_others_has_lost_nothing(void **state)
+{
+    (void)state;
+    gr_worker_end ends[3] = {
+        ended(0, SIGTERM, true), ended(1, code(GR_LAUNCH_EXIT_PEER), true), {.started = false}};
+    assert_int_equal(gr_root_cause_code(ends, 3, false), -1); /* a command: who knows? */
+    assert_int_equal(gr_root_cause_code(ends, 3, true), GR_LAUNCH_EXIT_RESUME);
+    ends[1] = ended(1, code(1), true);
+    assert_int_equal(gr_root_cause_code(ends, 3, true), -1);
+    ends[1] = ended(1, SIGKILL, true);
+    assert_int_equal(gr_root_cause_code(ends, 3, true), -1);
+    ends[1] = ended(1, code(GR_LAUNCH_EXIT_PEER), true);
+    ends[0] = ended(0, code(0), true); /* they had met */
+    assert_int_equal(gr_root_cause_code(ends, 2, true), -1);
+    ends[0] = ended(0, SIGTERM, false); /* by somebody else */
+    assert_int_equal(gr_root_cause_code(ends, 2, true), -1);
+    ends[0] = ended(0, SIGTERM, true);
+    ends[0].spared = true;
+    assert_int_equal(gr_root_cause_code(ends, 2, true), -1);
 }
 
 static void then_the_first_in_time(void **state)
@@ -338,6 +359,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_signal_of_others_counts_most),
         cmocka_unit_test(who_can_go_on_says_so),
+        cmocka_unit_test(who_had_not_met_the_others_has_lost_nothing),
         cmocka_unit_test(then_the_first_in_time),
         cmocka_unit_test(what_a_program_does_to_itself_is_a_crash),
         cmocka_unit_test(a_crash_repeats_in_the_same_step_of_another_attempt),

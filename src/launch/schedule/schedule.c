@@ -94,7 +94,6 @@ static void on_worker_event(gr_scheduler *schedule, const gr_scheduler_event *ev
         end->pid = event->pid;
         end->host = event->label;
         end->start_us = event->now_us;
-        schedule->started += event->slot < schedule->config.slots;
     } else if (event->kind == GR_EVENT_WORKER_ENDED && runs) {
         if (event->slot < schedule->config.slots) {
             gr_scheduler_worker_ended(schedule, event);

@@ -123,7 +123,7 @@ typedef struct gr_scheduler {
     int asked;         /* as many are wanted as there are slots, but no more than this */
     int restarts_left; /* in place of lost ones */
     int spared_absent; /* killed before they had joined, and the job goes on */
-    int started, ended;
+    int ended;
     gr_scheduler_phase phase;
     gr_scheduler_reason reason;
     int told;      /* the signal that went out to the workers last; 0: none */

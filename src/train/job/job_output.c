@@ -5,6 +5,7 @@
 #include "train/job/job_internal.h"
 
 #include "base/fail.h"
+#include "base/file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -82,6 +83,10 @@ static gr_status check_output(const char *what, const char *path, const gr_node 
     struct stat info;
     /* The part of the way that exists; the rest is created when the training starts. */
     while (stat(at, &info) != 0) {
+        struct stat link;
+        if (errno == ENOENT && lstat(at, &link) == 0) {
+            return output_fail(what, node, path, at, "it is a link to nothing", diag);
+        }
         if (errno != ENOENT || strcmp(at, ".") == 0 || strcmp(at, "/") == 0) {
             return output_fail(what, node, path, at, strerror(errno), diag);
         }
@@ -97,6 +102,39 @@ static gr_status check_output(const char *what, const char *path, const gr_node 
     char why[WHY_BYTES];
     snprintf(why, sizeof why, "no folder can be made in it (%s)", strerror(error));
     return output_fail(what, node, path, at, why, diag);
+}
+
+/* A file in the output folder. `by_line`: it is open while the training runs, so that a FIFO would
+ * make it wait for readers; any other is written at the end, at once. */
+static gr_status check_file(const char *output, const char *name, bool by_line, const gr_node *node,
+                            gr_diag *diag)
+{
+    char path[PATH_MAX];
+    struct stat info;
+    gr_status status = gr_path_join(output, name, path, sizeof path, diag);
+    if (status != GR_OK || stat(path, &info) != 0) {
+        return status; /* what is not there is made */
+    }
+    if (S_ISDIR(info.st_mode)) {
+        return output_fail("output", node, output, path, "it is a folder, not a file", diag);
+    }
+    if (by_line && S_ISFIFO(info.st_mode)) {
+        return output_fail("output", node, output, path, "it is a FIFO", diag);
+    }
+    int fd = by_line ? open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC) : -1;
+    if (by_line && fd < 0) {
+        return output_fail("output", node, output, path, strerror(errno), diag);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return GR_OK;
+}
+
+static gr_status check_files(const char *output, const gr_node *node, gr_diag *diag)
+{
+    gr_status status = check_file(output, "metrics.jsonl", true, node, diag);
+    return status == GR_OK ? check_file(output, "model.safetensors", false, node, diag) : status;
 }
 
 /* "examples/digits/cnn.yaml" -> "cnn" */
@@ -142,8 +180,11 @@ gr_status gr_job_resolve_output(gr_job *job, gr_diag *diag)
     if (job->writes_nothing) {
         return GR_OK;
     }
-    gr_status status = check_output("output", job->config.output,
-                                    place_of(job->root, "output", job->config.output), diag);
+    const gr_node *place = place_of(job->root, "output", job->config.output);
+    gr_status status = check_output("output", job->config.output, place, diag);
+    if (status == GR_OK) {
+        status = check_files(job->config.output, place, diag);
+    }
     return status == GR_OK && gr_job_writes_checkpoints(job)
                ? check_output("checkpoint", checkpoint->to,
                               place_of(job->config.checkpoint, "to", checkpoint->to), diag)
