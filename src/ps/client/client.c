@@ -852,8 +852,8 @@ static void note_dial(gr_ps *ps)
         ps->endpoints[server].diag = ps->dial;
         if (ps->dial.status == GR_E_PEER_LOST) {
             (void)gr_fail_peer(&ps->endpoints[server].diag, GR_E_PEER_LOST, server,
-                               "parameter server %d cannot be reached at %s: has the job ended?",
-                               server, ps->endpoints[server].addresses);
+                               "parameter server %d cannot be reached: has the job ended? %s",
+                               server, ps->dial.text);
         }
     }
     ps->dial.status = GR_OK;
