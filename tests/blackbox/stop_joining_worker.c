@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Loaded by LD_PRELOAD: a worker that joins a running job stops itself when it has made as many
  * sockets as the file $TEST_STOPS_AT says; 0: at its start; -1: never. With $TEST_WAITS each worker
- * waits for a signal at its start. */
+ * waits for a signal at its start. With $TEST_STANDS who makes the log rank.0.err waits before that
+ * for a reader of the FIFO of that name. */
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -38,6 +42,21 @@ int accept4(int fd, struct sockaddr *address, socklen_t *length, int flags)
         count();
     }
     return made;
+}
+
+__attribute__((visibility("default"))) int open(const char *path, int flags, ...)
+{
+    typedef int open_function(const char *path, int flags, ...);
+    open_function *real = (open_function *)dlsym(RTLD_NEXT, "open");
+    const char *fifo = getenv("TEST_STANDS");
+    va_list rest;
+    va_start(rest, flags);
+    unsigned mode = (flags & O_CREAT) ? va_arg(rest, unsigned) : 0;
+    va_end(rest);
+    if (fifo && strstr(path, "/rank.0.err")) {
+        close(real(fifo, O_WRONLY | O_CLOEXEC));
+    }
+    return real(path, flags, mode);
 }
 
 __attribute__((constructor)) static void begin(void)

@@ -9,8 +9,8 @@ import re
 import signal
 
 import pytest
-from conftest import (LEISURELY, TIMEOUT_S, finish, read_lines, sha256_of, unhurried, wait_until,
-                      write_digits)
+from conftest import (LEISURELY, TIMEOUT_S, finish, preload, read_lines, sha256_of, unhurried,
+                      wait_until, write_digits)
 from processes import children, kill_agent, name
 from test_outlive import (echo, host, jobs_of, start_waiting, state_of,  # noqa: F401
                           wait_for_state, workers_of)
@@ -382,13 +382,13 @@ def test_killed_before_the_job_has_begun(host, job, undisturbed, tmp_path):
 
 @pytest.mark.parametrize("launcher_too", [False, True])
 def test_killed_before_anything_is_started_costs_no_restart(host, tmp_path, launcher_too):
-    """It has made its first log, and stands at the second one, which nobody reads."""
-    log, logs = tmp_path / "logs/rank.0.err", tmp_path / "logs"
-    logs.mkdir()
-    os.mkfifo(log)
+    """It has made its first log, and stands at the second one."""
+    fifo, logs = tmp_path / "fifo", tmp_path / "logs"
+    os.mkfifo(fifo)
+    env = {**preload(host, "stop_joining_worker"), "TEST_STANDS": str(fifo)}
     words = ["run", "-np", 1, "--no-prefix", "--name", "up", "--restarts", 0, "--log-dir", logs,
              "--", "sh", "-c", "echo up"]
-    launcher = host.start(*words)
+    launcher = host.start(*words, env=env)
     wait_until(lambda: (logs / "rank.0.out").exists(), "the first log")
     if launcher_too:
         launcher.kill()
@@ -396,9 +396,9 @@ def test_killed_before_anything_is_started_costs_no_restart(host, tmp_path, laun
     pid = kill_supervisor(host)
     if launcher_too:
         wait_for_state(host, "up", "lost")
-        launcher = host.start(*words)
+        launcher = host.start(*words, env=env)
     wait_until(lambda: supervisors_of(host) not in ([], [pid]), "another one")
-    reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     out, err = finish(launcher)
     os.close(reader)
     assert out == "up\n" and err == (
@@ -411,10 +411,10 @@ def test_killed_before_anything_is_started_costs_no_restart(host, tmp_path, laun
 
 def test_killed_again_and_again_before_anything_is_started_ends(host, tmp_path):
     """As by a fault of its own: each one has made its first log, and stands at the second one."""
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    os.mkfifo(logs / "rank.0.err")
-    launcher = host.start("run", "-np", 1, "--restarts", 100, "--log-dir", logs, "--", "true")
+    logs, fifo = tmp_path / "logs", tmp_path / "fifo"
+    os.mkfifo(fifo)
+    launcher = host.start("run", "-np", 1, "--restarts", 100, "--log-dir", logs, "--", "true",
+                          env={**preload(host, "stop_joining_worker"), "TEST_STANDS": str(fifo)})
     for _ in range(4):
         wait_until((logs / "rank.0.out").exists, "the first log")
         (logs / "rank.0.out").unlink()
