@@ -26,7 +26,7 @@ static void count(void)
     }
 }
 
-int socket(int domain, int type, int protocol)
+__attribute__((visibility("default"))) int socket(int domain, int type, int protocol)
 {
     socket_function *real = (socket_function *)dlsym(RTLD_NEXT, "socket");
     int fd = real(domain, type, protocol);
@@ -34,7 +34,8 @@ int socket(int domain, int type, int protocol)
     return fd;
 }
 
-int accept4(int fd, struct sockaddr *address, socklen_t *length, int flags)
+__attribute__((visibility("default"))) int accept4(int fd, struct sockaddr *address,
+                                                   socklen_t *length, int flags)
 {
     accept_function *real = (accept_function *)dlsym(RTLD_NEXT, "accept4");
     int made = real(fd, address, length, flags);
