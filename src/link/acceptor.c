@@ -312,19 +312,23 @@ static bool is_accepted(const gr_acceptor *acceptor, const gr_auth *auth)
 /* It has proved itself, and gets our answer if it may come in. GR_PENDING: soon. */
 static gr_status accept_peer(gr_acceptor *acceptor, entry *at, gr_diag *diag)
 {
-    bool is_accepted_now = is_accepted(acceptor, &at->auth);
-    bool waits = !is_accepted_now && acceptor->config.accepts_soon != NULL &&
-                 acceptor->config.accepts_soon(acceptor->config.accepts_arg, at->auth.peer_rank);
-    acceptor->waiting_count += (int)waits - (int)at->waits;
-    at->waits = waits;
-    if (is_accepted_now || waits) {
+    const gr_acceptor_config *config = &acceptor->config;
+    int32_t peer = at->auth.peer_rank;
+    bool waited = at->waits;
+    at->waits = true; /* it is none of those that were answered */
+    bool second =
+        config->one_by_one && at->auth.peer_rail.count == 1 && gr_acceptor_promised(acceptor, peer);
+    bool is_accepted_now = !second && is_accepted(acceptor, &at->auth);
+    bool soon = second || (config->accepts_soon && config->accepts_soon(config->accepts_arg, peer));
+    at->waits = soon && !is_accepted_now;
+    acceptor->waiting_count += (int)at->waits - (int)waited;
+    if (is_accepted_now || at->waits) {
         return is_accepted_now ? GR_OK : GR_PENDING;
     }
     gr_status status = gr_auth_refuse(&at->auth, diag);
     if (status == GR_OK) {
         (void)send_pending(acceptor, at); /* who does not get it finds the connection closed */
-        status = gr_fail(diag, GR_E_IN_USE, "rank %d has come and is not expected (again)",
-                         at->auth.peer_rank);
+        status = gr_fail(diag, GR_E_IN_USE, "rank %d has come and is not expected (again)", peer);
     }
     return status;
 }

@@ -35,6 +35,8 @@ typedef struct gr_acceptor_config {
      * `accepts` says yes (asked again in each gr_acceptor_progress) or this says no. NULL: no. */
     bool (*accepts_soon)(void *accepts_arg, int32_t peer_rank);
     void *accepts_arg;
+    bool one_by_one; /* of several connections that say that they are one rank's, without rails, one
+                      * is answered; the others wait until it is accepted, or has failed */
     gr_resolver *resolver; /* looks names up, on threads of its own; NULL: getaddrinfo */
     void *resolver_arg;
 } gr_acceptor_config;

@@ -396,11 +396,16 @@ static gr_status progress_acceptor(gr_mesh *mesh, int64_t now, gr_diag *diag)
 {
     gr_diag own_diag = {0};
     diag = diag != NULL ? diag : &own_diag;
-    gr_status status = gr_acceptor_progress(mesh->acceptor, diag);
-    gr_accepted accepted;
-    while (gr_acceptor_accept(mesh->acceptor, &accepted)) {
-        add_connection(mesh, &accepted, now);
-    }
+    gr_status status;
+    bool have_come;
+    do { /* who waited for one that has come is told */
+        status = gr_acceptor_progress(mesh->acceptor, diag);
+        have_come = false;
+        for (gr_accepted accepted; gr_acceptor_accept(mesh->acceptor, &accepted);) {
+            add_connection(mesh, &accepted, now);
+            have_come = true;
+        }
+    } while (mesh->dynamic_peers && have_come && status == GR_OK);
     return status != GR_OK && gr_mesh_cannot_connect(mesh, diag) ? GR_OK : status;
 }
 
@@ -649,6 +654,7 @@ static gr_status open_acceptor(gr_mesh *mesh, const gr_mesh_config *config, gr_d
         .log = config->log,
         .accepts = accepts,
         .accepts_soon = accepts_soon,
+        .one_by_one = mesh->dynamic_peers,
         .accepts_arg = mesh,
     };
     gr_status status = gr_acceptor_create(&acceptor, &mesh->acceptor, diag);

@@ -655,6 +655,37 @@ static void test_second_of_a_number(void **state)
     fixture_close(&h);
 }
 
+/* Both have proved themselves before either is a link: one is, and the other is told so. */
+static void test_two_of_a_number_at_once(void **state)
+{
+    fixture h;
+    gr_diag diag = {0};
+    gr_status status = GR_OK;
+    fixture_open(&h, *(gr_link_kind *)*state, false);
+    gr_mesh *both[2];
+    for (int i = 0; i < 2; i++) {
+        invite(&h, i, FIRST, gr_mesh_address(h.host));
+        both[i] = h.peer[i];
+        h.peer[i] = NULL;
+    }
+    int refused = 1;
+    for (int64_t end_us = test_now_us() + PATIENCE_US; status == GR_OK;) {
+        assert_true(test_now_us() < end_us);
+        refused = !refused;
+        status = gr_mesh_progress(both[refused], &diag);
+        if (refused) {
+            pump(&h); /* both have gone as far */
+        }
+    }
+    if (status != GR_E_IN_USE) {
+        fail_msg("%s", diag.text);
+    }
+    gr_mesh_destroy(both[refused]);
+    h.peer[0] = both[!refused];
+    talk(&h, 0, welcome(&h, 0, FIRST));
+    fixture_close(&h);
+}
+
 /* The number is that of one that has ended: whoever comes waits until that is forgotten. */
 static void test_waits_for_its_number(void **state)
 {
@@ -836,6 +867,9 @@ int main(void)
         OVER_ALL(sent_away),
         OVER_ALL(stalled),
         OVER_ALL(second_of_a_number),
+        OVER(shm, two_of_a_number_at_once),
+        OVER(tcp, two_of_a_number_at_once),
+        OVER(tls, two_of_a_number_at_once),
         OVER_ALL(waits_for_its_number),
         OVER_ALL(dynamic_peers_message_wakes_sleeper),
         OVER(shm, absent_ones_take_no_memory),
