@@ -83,6 +83,7 @@ static void try_one(gr_stream *stream, uint64_t part, void *to, const void *from
         stream->tried_bytes += size_bytes;
         stream->slow_bytes += ns > stream->past_ns + SLOW_NS_PER_BYTE ? size_bytes : 0;
         stream->past_caches = 2 * stream->slow_bytes > stream->tried_bytes;
+        stream->ns = stream->past_caches ? stream->past_ns : stream->plain_ns;
     }
 }
 
@@ -101,9 +102,4 @@ void gr_stream_copy(gr_stream *stream, uint64_t round, void *to, const void *fro
     } else {
         copy(to, from, size_bytes, stream->past_caches);
     }
-}
-
-double gr_stream_ns(const gr_stream *stream)
-{
-    return stream->tried_bytes == 0 ? 0 : stream->past_caches ? stream->past_ns : stream->plain_ns;
 }

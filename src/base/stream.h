@@ -18,15 +18,14 @@ typedef struct gr_stream {
     double past_ns, plain_ns; /* of a byte, at best */
     uint64_t tried_bytes;     /* in the plain way, ... */
     uint64_t slow_bytes;      /* ... of which took far longer */
-    bool past_caches;         /* what it chose */
+    /* Of the last trial that had an end. */
+    bool past_caches; /* what it chose */
+    double ns;        /* what a byte takes in that way, at best; 0: there was none */
 } gr_stream;
 
 /* `round`: how often the memory was written through before. The parts do not overlap. Who sees a
  * later store of this thread sees what is written. */
 void gr_stream_copy(gr_stream *stream, uint64_t round, void *to, const void *from,
                     size_t size_bytes);
-
-/* What a byte takes in the way that is chosen, at best; 0: there was no whole trial yet. */
-double gr_stream_ns(const gr_stream *stream);
 
 #endif

@@ -951,16 +951,16 @@ static void what_windows_take_decides_for_the_kernel(void **unused)
         (gr_shm_coll){.shms = &shms, .size = 2, .rank = 1, .cma = true, .not_oversubscribed = true};
     op = (gr_shm_coll_op){.shm = &shm, .coll = GR_COLL_ALLREDUCE, .packed_bytes = 1 << 20};
     assert_false(gr_shm_coll_wants_kernel(&op)); /* nothing is known yet */
-    shm.to_windows = (gr_stream){.tried_bytes = 1, .plain_ns = 0.1, .past_ns = 0.05};
+    shm.to_windows.ns = 0.1;
     assert_true(gr_shm_coll_wants_kernel(&op)); /* they wait for other cores */
-    shm.to_windows.plain_ns = 0.02;
+    shm.to_windows.ns = 0.02;
     assert_false(gr_shm_coll_wants_kernel(&op)); /* they share a cache */
-    shm.to_windows.plain_ns = 0.1;
+    shm.to_windows.ns = 0.1;
     shm.not_oversubscribed = false;
     assert_false(gr_shm_coll_wants_kernel(&op)); /* sums of ranks that share cores */
     op.coll = GR_COLL_ALLTOALL;
     assert_true(gr_shm_coll_wants_kernel(&op));
-    shm.to_windows.tried_bytes = 0;
+    shm.to_windows.ns = 0;
     op = (gr_shm_coll_op){.shm = &shm, .coll = GR_COLL_SCATTER, .packed_bytes = 32 << 10};
     assert_true(gr_shm_coll_wants_kernel(&op));
     op.root = 1;

@@ -131,9 +131,6 @@ void gr_shm_coll_close(gr_shm_coll *shm)
     free(shm);
 }
 
-/* A window's byte in plain copies, so that limits that were found by these hold. */
-#define WINDOW_COPIES 0.75
-
 /* ---- Start ----------------------------------------------------------------------------------- */
 static const shm_tree *find_tree(const gr_shm_coll *shm, int shards)
 {
@@ -146,7 +143,8 @@ static const shm_tree *find_tree(const gr_shm_coll *shm, int shards)
 
 /* The most that a copy by the kernel may take, in plain copies, to be faster than windows, through
  * which each byte is copied two to four times: as both ways came out for two ranks, 32 KiB to
- * 4 MiB, where it took 5. A call costs as much as CALL_BYTES. */
+ * 4 MiB, where it took 5; of a broadcast, where windows are written past the caches. A call costs
+ * as much as CALL_BYTES. */
 static double cost_limit(gr_coll coll, size_t most_bytes)
 {
     enum { CALL_BYTES = 32 << 10 };
@@ -215,23 +213,26 @@ gr_shm_coll_way gr_shm_coll_way_of(gr_coll coll, size_t most_bytes, int leaves, 
  * leaves the choice to those that do. */
 static double kernel_cost_of(const gr_shm_coll_op *op)
 {
+    const double window_copies = 0.75; /* a window's byte, so that limits by plain copies hold */
     const gr_shm_coll *shm = op->shm;
     const gr_coll_traits *traits = &gr_coll_traits_of[op->coll];
-    double cost = shm->cma ? shm->shms->kernel_cost : HUGE_VAL;
-    bool takes_all = traits->receives == GR_PARTY_ROOT && shm->rank == op->root;
-    bool takes_only = traits->gives == GR_PARTY_ROOT && shm->rank != op->root;
-    if (cost == HUGE_VAL || cost == 0 || takes_all || takes_only) {
-        return cost == HUGE_VAL ? cost : 0;
+    double cost = shm->shms->kernel_cost, window_ns = shm->to_windows.ns;
+    bool at_root = shm->rank == op->root;
+    if (!shm->cma || cost == HUGE_VAL) {
+        return HUGE_VAL;
     }
-    double window_ns = gr_stream_ns(&shm->to_windows);
-    bool known = window_ns > 0 && (shm->not_oversubscribed || !traits->reduces);
-    return known ? shm->shms->kernel_ns / (WINDOW_COPIES * window_ns) : cost;
+    if (at_root ? traits->receives == GR_PARTY_ROOT : traits->gives == GR_PARTY_ROOT) {
+        return 0;
+    }
+    bool counts = cost > 0 && window_ns > 0 && (shm->not_oversubscribed || !traits->reduces);
+    return counts ? shm->shms->kernel_ns / (window_copies * window_ns) : cost;
 }
 
 bool gr_shm_coll_wants_kernel(const gr_shm_coll_op *op)
 {
     int leaves = op->tree ? op->tree->leaf_count : op->shm->size;
-    return gr_shm_coll_way_of(op->coll, op->packed_bytes, leaves, false, kernel_cost_of(op),
+    return !op->small &&
+           gr_shm_coll_way_of(op->coll, op->packed_bytes, leaves, false, kernel_cost_of(op),
                               op->shm->not_oversubscribed) == GR_SHM_COLL_KERNEL;
 }
 
