@@ -352,7 +352,9 @@ int gr_run_attempts(gr_cli_run *run)
 {
     gr_diag diag = {0};
     int output_fd = -1;
-    gr_status status = gr_cli_check_timeline(run->options.timeline, &diag);
+    const char *timeline = run->options.timeline;
+    bool traces = timeline != NULL && timeline[0] != '\0';
+    gr_status status = traces ? gr_cli_check_target(timeline, &diag) : GR_OK;
     if (status == GR_OK) {
         status = hold_output(run, &output_fd, &diag);
     }

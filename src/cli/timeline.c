@@ -5,17 +5,10 @@
 
 #include "cli/timeline.h"
 
-#include "base/fail.h"
 #include "cli/cli.h"
 #include "coll/diagnose/timeline.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 typedef struct timeline_options {
@@ -41,28 +34,6 @@ const gr_config_table gr_timeline_table = {.name = "timeline",
                                            .struct_bytes = sizeof(timeline_options)};
 
 /* ---- For the launcher ------------------------------------------------------------------------ */
-gr_status gr_cli_check_timeline(const char *path, gr_diag *diag)
-{
-    enum { FLAGS = O_WRONLY | O_CREAT | O_NONBLOCK | O_CLOEXEC };
-    char part[PATH_MAX];
-    struct stat info;
-    if (path == NULL || path[0] == '\0') {
-        return GR_OK;
-    }
-    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
-        return gr_fail(diag, GR_E_INVALID, "--timeline: %s is a folder; name a file", path);
-    }
-    int length = snprintf(part, sizeof part, "%s.0", path);
-    int fd = length < (int)sizeof part ? open(part, FLAGS, 0666) : -1;
-    if (fd < 0) {
-        return gr_fail(diag, GR_E_INVALID,
-                       "--timeline: %s cannot be written: %s; name a file in a folder that can",
-                       path, strerror(length < (int)sizeof part ? errno : ENAMETOOLONG));
-    }
-    close(fd);
-    return GR_OK;
-}
-
 const char *gr_cli_begin_timeline(const char *path, int64_t workers, gr_arena *arena)
 {
     if (path == NULL || path[0] == '\0') {

@@ -6,9 +6,6 @@
 
 #include "base/arena.h"
 
-/* Can it be written? Makes the part of rank 0, which gr_cli_begin_timeline removes. `path` NULL or
- * empty: none is wanted. GR_E_INVALID. */
-gr_status gr_cli_check_timeline(const char *path, gr_diag *diag) GR_MUST_CHECK;
 /* Before the workers start: removes parts of an earlier job. Returns what GRADUS_TIMELINE must be
  * for them: an absolute path, so that they may change their folder. NULL: none is wanted (`path`
  * NULL or empty), or there is no memory. */
