@@ -53,11 +53,27 @@ static void rounds_may_begin_anew(void **state)
     check_copy(&stream, 3, 0, 0, 8192);
 }
 
+static void what_a_trial_found_stays_during_the_next_one(void **state)
+{
+    (void)state;
+    gr_stream stream = {0};
+    assert_true(stream.ns == 0);
+    for (uint64_t round = 0; round < 4; round++) {
+        check_copy(&stream, round, 0, 0, MOST);
+    }
+    assert_true(stream.ns > 0);
+    uint64_t next = stream.trial + stream.span;
+    check_copy(&stream, next, 0, 0, MOST);
+    assert_int_equal(stream.trial, next);
+    assert_true(stream.ns > 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_bytes_arrive_at_any_place),
         cmocka_unit_test(rounds_may_begin_anew),
+        cmocka_unit_test(what_a_trial_found_stays_during_the_next_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
